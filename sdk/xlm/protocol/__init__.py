@@ -1,0 +1,1 @@
+"""The wire: messages, codec with limits, endpoints and keys. Shared by SDK and broker."""

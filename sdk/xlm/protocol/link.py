@@ -1,0 +1,288 @@
+"""Messages between the broker and its engine child, and the planner's data.
+
+Private to one release: broker and engine always come from the same package,
+so there is no version negotiation. One msgpack map a frame, tag field ``t``.
+The broker is the truth: an engine can be killed at any moment and everything
+it held is rebuilt from what the broker sends.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct, field
+
+from xlm.protocol.messages import Sampling, Usage
+
+# -- the planner's view of a model -----------------------------------------------
+
+CPU, STREAM, RESIDENT = 0, 1, 2  # xlm_placement in xlm_device.h
+
+Kind = Literal["small", "attention", "ffn", "experts", "shared_experts", "extras", "output", "lookup"]
+KINDS: tuple[Kind, ...] = ("small", "attention", "ffn", "experts", "shared_experts", "extras", "output", "lookup")
+
+
+class SubLayer(Struct, kw_only=True, frozen=True):
+    """One unit of placement. ``index`` is the native index; sizes are device bytes."""
+
+    index: int
+    layer: int  # -1: none
+    kind: Kind
+    device_bytes: int
+    host_bytes: int = 0
+    kv_bytes: int = 0
+    largest_piece_bytes: int = 0
+    model_id: int = 0
+
+
+class ModelFacts(Struct, kw_only=True, frozen=True):
+    """What the planner knows of the loaded model."""
+
+    name: str
+    sublayers: list[SubLayer]
+    n_ctx: int
+    n_ubatch: int
+    # device scratch a step that runs wholly on the device needs: tokens of the step -> bytes (measured at load)
+    scratch_bytes: dict[int, int] = {}
+    architecture: str = ""
+    n_params: int = 0
+    file_bytes: int = 0
+    n_layer: int = 0
+    n_vocab: int = 0
+    n_ctx_train: int = 0
+    quantisation: str = ""
+
+
+class DeviceFacts(Struct, kw_only=True, frozen=True):
+    kind: str  # none | sim | vulkan | cuda
+    description: str = ""
+    total_bytes: int = 0
+    link_bytes_per_s: float = 0.0  # 0: unknown
+    degraded: bool = False
+
+
+class Tier(Struct, kw_only=True, frozen=True):
+    max_tokens: int
+    placement: bytes  # [n_sublayers] CPU | STREAM | RESIDENT, by sub-layer index
+    scratch_bytes: int = 0
+
+
+class Schedule(Struct, kw_only=True, frozen=True):
+    """A table: per token tier, where each sub-layer runs. Wrong is slow, never wrong in its result."""
+
+    schedule_id: int
+    budget_bytes: int
+    tiers: list[Tier]
+    priority: list[int]  # sub-layer indices; the last is evicted first
+    ring_bytes: int = 0
+    reserve_bytes: int = 0  # ring + scratch of the largest tier, kept free of resident copies
+    resident_bytes: int = 0  # weights + KV the plan keeps on the device
+    summary: str = ""  # one line for people
+    predicted: dict[str, float] = {}
+
+
+# -- broker -> engine ------------------------------------------------------------
+
+
+class ToEngine(Struct, tag_field="t", kw_only=True, omit_defaults=True):
+    pass
+
+
+class SimConfig(Struct, kw_only=True, omit_defaults=True):
+    vram_bytes: int = 256 << 20
+    link_bytes_per_s: float = 12e9
+    link_latency_ns: float = 8000.0
+    modelled: bool = False
+    extra: dict[str, float] = {}  # further fields of xlm_sim_config by name
+
+
+class DeviceConfig(Struct, kw_only=True, omit_defaults=True):
+    kind: Literal["none", "sim", "vulkan", "cuda"] = "none"
+    library: str = ""  # inner backend library; empty: found by the engine
+    index: int = 0
+    sim: SimConfig = field(default_factory=SimConfig)
+
+
+class ModelConfig(Struct, kw_only=True, omit_defaults=True):
+    path: str
+    n_ctx: int = 4096  # per session
+    n_sessions: int = 4  # sequences that can hold KV at once
+    n_ubatch: int = 64
+    n_threads: int = 0  # 0: physical cores
+    kv_type: Literal["f16", "q8_0"] = "f16"
+    chat_template: str = ""
+
+
+class Start(ToEngine, tag="start"):
+    """First message: open the device, load the model. Answered by Progress …, then Loaded or Failed."""
+
+    device: DeviceConfig
+    model: ModelConfig
+    budget_bytes: int = 0
+
+
+class SetEngineBudget(ToEngine, tag="budget"):
+    """Handled at once, beside a running step. Answered by Released."""
+
+    seq: int
+    budget_bytes: int
+    cause: str = ""
+
+
+class SetSchedule(ToEngine, tag="schedule"):
+    """In force from the next step on. Answered by ScheduleApplied."""
+
+    schedule: Schedule
+
+
+class Generate(ToEngine, tag="generate"):
+    """One turn. ``context`` is every token of the conversation before it, as Finished.context_delta reported
+    them (little-endian int32, 4 bytes each); the engine reuses what its KV cache still holds of it.
+
+    ``replay``: tokens of this very answer that were already delivered before an engine died; the engine
+    takes them as generated (sampler state included), and goes on after them.
+    """
+
+    gen_id: int
+    session_id: str
+    system: str = ""  # used while context is empty
+    context: bytes = b""
+    text: str = ""
+    max_tokens: int = 256
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: list[str] = []
+    priority: int = 0
+    overflow: Literal["error", "shift"] = "error"
+    replay: list[int] = []
+    cause: str = ""
+
+
+class CancelGeneration(ToEngine, tag="cancel"):
+    gen_id: int
+
+
+class DropSession(ToEngine, tag="drop_session"):
+    session_id: str
+
+
+class Probe(ToEngine, tag="probe"):
+    """Answered by Stats. ``recover``: try a lost device again."""
+
+    recover: bool = False
+
+
+class Stop(ToEngine, tag="stop"):
+    pass
+
+
+BrokerToEngine = Start | SetEngineBudget | SetSchedule | Generate | CancelGeneration | DropSession | Probe | Stop
+
+
+# -- engine -> broker ------------------------------------------------------------
+
+
+class FromEngine(Struct, tag_field="t", kw_only=True, omit_defaults=True):
+    pass
+
+
+class Started(FromEngine, tag="started"):
+    """Sent first, before Start is read: the process lives and its libraries could be imported."""
+
+    pid: int
+    versions: dict[str, str] = {}
+
+
+class Progress(FromEngine, tag="progress"):
+    stage: str  # device | load | warmup
+    fraction: float = 0.0
+
+
+class Loaded(FromEngine, tag="loaded"):
+    model: ModelFacts
+    device: DeviceFacts
+    host_rss_bytes: int = 0
+    load_ms: float = 0.0
+
+
+class Failed(FromEngine, tag="failed"):
+    """Start failed, or the engine cannot go on. code is one of xlm.errors.CODES."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+class Released(FromEngine, tag="released"):
+    """The budget ``seq`` is in force and used_bytes is at or under it."""
+
+    seq: int
+    budget_bytes: int
+    used_bytes: int
+    device_used_bytes: int
+    released_bytes: int = 0
+    release_ns: int = 0
+    completed: bool = True  # False: not within the engine's patience; a further Released follows
+    cause: str = ""
+
+
+class ScheduleApplied(FromEngine, tag="schedule_applied"):
+    schedule_id: int
+    ok: bool = True
+    message: str = ""
+
+
+class Piece(FromEngine, tag="piece"):
+    """Next piece of an answer: whole UTF-8. token_ids are those sampled since the last piece."""
+
+    gen_id: int
+    text: str
+    token_ids: list[int] = []
+
+
+class Finished(FromEngine, tag="finished"):
+    """context_delta: tokens to append to the conversation (template, user text, answer), int32 little-endian;
+    context_keep: how many tokens of the context sent with Generate stay before it (fewer after a context shift).
+    """
+
+    gen_id: int
+    finish_reason: Literal["stop", "length", "cancelled"]
+    usage: Usage = field(default_factory=Usage)
+    context_delta: bytes = b""
+    context_keep: list[tuple[int, int]] = []  # ranges [start, end) of the old context that stay, in order
+    text: str = ""
+
+
+class GenerationFailed(FromEngine, tag="generation_failed"):
+    gen_id: int
+    code: str
+    message: str
+    hint: str = ""
+
+
+class Stats(FromEngine, tag="stats"):
+    """Sent four times a second while busy, once a second while idle, and as the answer to Probe."""
+
+    budget_bytes: int = 0
+    used_bytes: int = 0
+    resident_bytes: int = 0
+    kv_bytes: int = 0
+    ring_bytes: int = 0
+    scratch_bytes: int = 0
+    device_used_bytes: int = 0
+    device_total_bytes: int = 0
+    schedule_id: int = 0
+    bytes_streamed: int = 0  # counters since the engine started
+    tokens_generated: int = 0
+    tokens_prefilled: int = 0
+    tokens_per_s: float = 0.0  # over the last second or so
+    device_lost: bool = False
+    over_budget_events: int = 0
+    host_rss_bytes: int = 0
+    n_active: int = 0
+    settled: bool = True  # every wanted resident copy is uploaded
+    detail: dict[str, Any] = {}
+
+
+EngineToBroker = (
+    Started | Progress | Loaded | Failed | Released | ScheduleApplied | Piece | Finished | GenerationFailed | Stats
+)
