@@ -1,0 +1,211 @@
+/* xlm_device.h - control API of the cache device XLM0 (libggml-xlm).
+ *
+ * For the engine process, not for games (games link xlm.h). Plain C99, called
+ * through cffi in ABI mode.
+ *
+ * One idea: host memory is the only home of weights, KV and activations; VRAM
+ * on the *inner* device (cuda, vulkan, sim) holds copies that may be dropped
+ * at any sub-layer border without losing a bit.
+ *
+ * Conventions
+ *  - Every struct starts with `struct_size` (set it to sizeof; append-only).
+ *  - Every call returns xlm_status; 0 is success. xlm_device_last_error()
+ *    gives the message of the calling thread's last failure.
+ *  - Sizes are bytes, times are nanoseconds on CLOCK_MONOTONIC.
+ *  - Thread safety: all functions may be called from any thread at any time
+ *    after xlm_device_open() returned, unless a comment says otherwise.
+ *  - Nothing here aborts or throws.
+ */
+#ifndef XLM_DEVICE_H
+#define XLM_DEVICE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(_WIN32)
+#  define XLM_DEVICE_API __declspec(dllexport)
+#else
+#  define XLM_DEVICE_API __attribute__((visibility("default")))
+#endif
+
+typedef int32_t xlm_status;
+enum {
+    XLM_OK                    = 0,
+    XLM_ERR_INVALID_ARGUMENT  = 1,  /* caller: see message */
+    XLM_ERR_ABI_MISMATCH      = 2,  /* ggml here is not the ggml this library was built for; names both versions */
+    XLM_ERR_NO_DEVICE         = 3,  /* inner library or device not found */
+    XLM_ERR_DEVICE_MEMORY     = 4,  /* inner device refused an allocation inside the budget */
+    XLM_ERR_HOST_MEMORY       = 5,
+    XLM_ERR_DEVICE_LOST       = 6,  /* inner device failed; everything runs on the CPU from now on */
+    XLM_ERR_STATE             = 7,  /* call out of order, e.g. open twice */
+    XLM_ERR_TIMEOUT           = 8   /* reclaim not finished in time; it still goes on */
+};
+
+enum xlm_placement { XLM_PLACE_CPU = 0, XLM_PLACE_STREAM = 1, XLM_PLACE_RESIDENT = 2 };
+
+enum xlm_sublayer_kind {
+    XLM_KIND_SMALL          = 0,  /* norms, biases, scales, router: one group a model, resident whenever the device is used */
+    XLM_KIND_ATTENTION      = 1,  /* the mixer of a layer (attention, ssm, rwkv ...) and its KV */
+    XLM_KIND_FFN            = 2,
+    XLM_KIND_EXPERTS        = 3,
+    XLM_KIND_SHARED_EXPERTS = 4,
+    XLM_KIND_EXTRAS         = 5,  /* per-layer extras (altup, laurel, ple ...) */
+    XLM_KIND_OUTPUT         = 6,
+    XLM_KIND_LOOKUP         = 7   /* GET_ROWS on the host only; never on the device */
+};
+
+typedef struct xlm_device_config {
+    uint32_t    struct_size;
+    const char *inner;          /* "none" (CPU only), "sim", "vulkan", "cuda"; UTF-8 */
+    const char *inner_library;  /* path of the inner ggml backend library; NULL for "none" */
+    uint32_t    inner_index;    /* which device of that library */
+    uint32_t    n_threads;      /* of the internal CPU backend; 0 = hardware */
+    uint64_t    budget_bytes;   /* first budget; 0 = CPU only */
+    uint32_t    max_sublayers_in_flight_decode;  /* bound of work queued ahead, so that a reclaim is short; 0 = default */
+    uint32_t    max_sublayers_in_flight_prefill; /* 0 = default (1) */
+} xlm_device_config;
+
+typedef struct xlm_sublayer_info {
+    uint32_t struct_size;
+    uint32_t index;                /* dense over all live models; stable until a model ends */
+    uint32_t model_id;
+    int32_t  layer;                /* -1 where it has none */
+    uint32_t kind;                 /* xlm_sublayer_kind */
+    uint32_t n_tensors;
+    uint64_t device_bytes;         /* VRAM one resident copy takes (aligned) */
+    uint64_t host_bytes;
+    uint64_t kv_device_bytes;      /* VRAM of its KV copies, all contexts; 0 if none */
+    uint64_t largest_piece_bytes;  /* largest single piece that has to fit the ring when streamed */
+} xlm_sublayer_info;
+
+typedef struct xlm_tier_schedule {
+    uint32_t       struct_size;
+    uint32_t       max_tokens;     /* this tier serves steps of up to that many tokens; the last tier serves the rest */
+    const uint8_t *placement;      /* [n_sublayers] xlm_placement, by sub-layer index */
+    uint64_t       scratch_bytes;  /* what the planner set aside for activations; advisory */
+} xlm_tier_schedule;
+
+typedef struct xlm_schedule {
+    uint32_t                 struct_size;
+    uint32_t                 n_tiers;      /* >= 1, ascending max_tokens */
+    const xlm_tier_schedule *tiers;
+    uint32_t                 n_sublayers;  /* must equal xlm_device_sublayer_count() */
+    const uint32_t          *priority;     /* [n_sublayers] sub-layer indices, the last is evicted first; NULL = index order */
+    uint64_t                 ring_bytes;   /* streaming ring; 0 = no streaming (stream falls back to CPU) */
+    uint64_t                 reserve_bytes;/* kept free of resident copies: ring + scratch of the largest tier */
+    uint64_t                 schedule_id;  /* echoed in stats */
+} xlm_schedule;
+
+/* What the device memory under our control holds now. used = resident + kv + ring + scratch. */
+typedef struct xlm_memory {
+    uint32_t struct_size;
+    uint32_t reserved0;
+    uint64_t budget_bytes;          /* target in force */
+    uint64_t used_bytes;            /* our ledger */
+    uint64_t resident_bytes;
+    uint64_t kv_bytes;
+    uint64_t ring_bytes;
+    uint64_t scratch_bytes;
+    uint64_t device_used_bytes;     /* the inner device's own counter: exact on sim; total - free elsewhere (whole card) */
+    uint64_t device_total_bytes;
+    uint64_t peak_used_bytes;       /* ledger peak since open or xlm_device_reset_stats */
+    uint64_t over_budget_events;    /* times used_bytes was above the budget in force after a release was reported: must stay 0 */
+} xlm_memory;
+
+typedef struct xlm_release {
+    uint32_t struct_size;
+    uint32_t completed;             /* 1: used_bytes <= budget now */
+    uint64_t budget_bytes;
+    uint64_t used_bytes;
+    uint64_t device_used_bytes;
+    uint64_t released_bytes;        /* dropped for this request */
+    uint64_t release_ns;            /* request -> released */
+} xlm_release;
+
+typedef struct xlm_stats {
+    uint32_t struct_size;
+    uint32_t device_lost;           /* 1 after a device fault */
+    uint64_t schedule_id;
+    uint64_t n_graphs, n_segments_device, n_segments_cpu;
+    uint64_t n_pieces_streamed, bytes_streamed;   /* weights through the ring */
+    uint64_t bytes_resident_uploaded;
+    uint64_t bytes_activations_up, bytes_activations_down;
+    uint64_t bytes_kv_up, bytes_kv_written_back;
+    uint64_t n_evictions, n_reclaims, reclaim_ns_max;
+    uint64_t ns_graph, ns_wait_device, ns_cpu_compute;
+    uint64_t n_fallback_cpu;        /* sub-layers that ran on the CPU though the schedule said otherwise */
+    uint64_t scratch_need_decode_bytes;   /* device scratch an all-device step of 1 token needs (largest seen) */
+    uint64_t scratch_need_prefill_bytes;  /* the same for the largest step seen */
+    uint64_t prefill_tokens_seen;         /* tokens of that largest step */
+} xlm_stats;
+
+/* -- life -------------------------------------------------------------- */
+
+/* Checks the ABI (ggml version + commit, struct sizes, a toy graph), loads the
+ * inner backend privately, creates XLM0. Once a process. The ggml-base,
+ * ggml-cpu and ggml libraries of llama-cpp-python must already be loaded. */
+XLM_DEVICE_API xlm_status  xlm_device_open(const xlm_device_config *config);
+/* All contexts and models must be freed before. Safe to call twice. */
+XLM_DEVICE_API void        xlm_device_close(void);
+/* Message of the calling thread's last failed call; never NULL; valid until its next call. */
+XLM_DEVICE_API const char *xlm_device_last_error(void);
+/* One line: library version, ggml version and commit it was built for. Callable before open. */
+XLM_DEVICE_API const char *xlm_device_build_info(void);
+/* Name of the inner device for people, e.g. "NVIDIA GeForce RTX 4070" or "sim 256 MiB". */
+XLM_DEVICE_API const char *xlm_device_inner_description(void);
+
+/* -- what llama.cpp is given ------------------------------------------- */
+
+XLM_DEVICE_API void *xlm_device_ggml_device(void);       /* ggml_backend_dev_t for llama_model_params.devices */
+XLM_DEVICE_API void *xlm_device_host_buffer_type(void);  /* ggml_backend_buffer_type_t for tensor_buft_overrides (".*") */
+
+/* -- models ------------------------------------------------------------ */
+
+/* Buffers created by this thread between begin and end belong to the model:
+ * call around llama_model_load_from_file(). */
+XLM_DEVICE_API xlm_status xlm_device_model_begin(const char *name, uint32_t *model_id);
+XLM_DEVICE_API xlm_status xlm_device_model_end(uint32_t model_id);
+/* The same around llama_init_from_model(): KV buffers made meanwhile belong to that model. */
+XLM_DEVICE_API xlm_status xlm_device_context_begin(uint32_t model_id);
+XLM_DEVICE_API xlm_status xlm_device_context_end(uint32_t model_id);
+
+XLM_DEVICE_API uint32_t   xlm_device_sublayer_count(void);
+XLM_DEVICE_API xlm_status xlm_device_sublayer(uint32_t index, xlm_sublayer_info *info);
+
+/* -- budget and schedule ------------------------------------------------ */
+
+/* Sets the budget and waits until used <= budget or timeout_ns passed (0 = do
+ * not wait). Shrinking never fails: copies are dropped at the next sub-layer
+ * border of a running step, or at once when none runs. Growing only raises
+ * the bound. May be called while another thread is inside llama_decode(). */
+XLM_DEVICE_API xlm_status xlm_device_set_budget(uint64_t budget_bytes, uint64_t timeout_ns, xlm_release *result);
+/* Takes a copy; in force at the next step. Drops what no tier keeps resident;
+ * never evicts what stays resident. Uploads happen in xlm_device_settle() and
+ * at first use. */
+XLM_DEVICE_API xlm_status xlm_device_set_schedule(const xlm_schedule *schedule);
+/* Uploads resident copies that are wanted and fit, at most max_bytes (at least
+ * one sub-layer), between steps. *more = 1 while something is left to upload.
+ * Call from the thread that decodes. */
+XLM_DEVICE_API xlm_status xlm_device_settle(uint64_t max_bytes, uint32_t *more);
+/* Announces the next llama_decode() of this thread: its number of tokens picks the tier. */
+XLM_DEVICE_API xlm_status xlm_device_begin_step(uint32_t n_tokens);
+/* Makes the running graph of any thread stop at its next border; llama_decode
+ * then returns an error. Cleared by the next begin_step. */
+XLM_DEVICE_API xlm_status xlm_device_abort_step(void);
+/* Drops all device memory (idle), keeps budget and schedule. */
+XLM_DEVICE_API xlm_status xlm_device_trim(void);
+/* Tries the inner device again after XLM_ERR_DEVICE_LOST; OK = usable again. */
+XLM_DEVICE_API xlm_status xlm_device_recover(void);
+
+XLM_DEVICE_API xlm_status xlm_device_memory(xlm_memory *memory);
+XLM_DEVICE_API xlm_status xlm_device_stats(xlm_stats *stats);
+XLM_DEVICE_API xlm_status xlm_device_reset_stats(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
