@@ -1,0 +1,311 @@
+"""Continuous batching: turns Generate requests into steps of llama.cpp and into Pieces.
+
+One thread. Between two steps everything may change: requests come and are
+cancelled, a schedule is taken over, copies are uploaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from xlm.errors import DeviceError, EngineError, GenerationError, SessionError, XlmError
+from xlm.protocol import link
+from xlm_engine import logs, shapes
+from xlm_engine.generation import FinishReason, Generation
+from xlm_engine.meter import Meter
+from xlm_engine.policy import Policy, Ready
+from xlm_engine.prompt import Prompts
+from xlm_engine.runtime import Logits, Row, Runtime, StepFailed
+from xlm_engine.sampling import Candidates, Sampler
+from xlm_engine.sessions import Sequences
+
+SETTLE_BUSY_BYTES: Final = 8 << 20  # between two steps: under a millisecond on a PCIe 3 link
+SETTLE_IDLE_BYTES: Final = 32 << 20
+
+_STEP_STATUS: Final = {
+    1: ("context_overflow", "no room in the KV cache"),
+    -1: ("internal", "llama.cpp refused the step"),
+    -2: ("device_out_of_memory", "an allocation failed in the step"),
+}
+
+
+class Batcher:
+    """All answers in the making. ``send`` is called on this thread."""
+
+    def __init__(
+        self, runtime: Runtime, prompts: Prompts, policy: Policy, meter: Meter, send: Callable[[link.FromEngine], None]
+    ) -> None:
+        config = runtime.config
+        self._runtime: Final = runtime
+        self._prompts: Final = prompts
+        self._policy: Final = policy
+        self._meter: Final = meter
+        self._send: Final = send
+        self._candidates: Final = Candidates(runtime.n_vocab)
+        self._sequences: Final = Sequences(
+            config.n_sessions, config.n_ubatch, exact=policy.batching == "exact", forget=runtime.forget
+        )
+        self._waiting: Final[list[Generation]] = []
+        self._active: Final[dict[int, Generation]] = {}  # by sequence id
+        self._clock = 0
+        self._unsettled = False
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._active)
+
+    @property
+    def has_uploads(self) -> bool:
+        return self._unsettled
+
+    # -- messages
+
+    def generate(self, request: link.Generate) -> None:
+        """Takes a request; every failure is answered by GenerationFailed."""
+        try:
+            self._waiting.append(self._new_generation(request))
+        except XlmError as error:
+            self._fail_request(request, error)
+        except Exception as error:  # whatever one request does, the others go on
+            logs.logger().exception("a request failed", gen_id=request.gen_id)
+            self._fail_request(request, EngineError(f"{type(error).__name__}: {error}", code="internal"))
+        self._count()
+
+    def _new_generation(self, request: link.Generate) -> Generation:
+        others = [*self._waiting, *self._active.values()]
+        if any(other.request.session_id == request.session_id for other in others):
+            raise SessionError("this session is still answering", code="session_busy")
+        make = self._prompts.later if request.context else self._prompts.first
+        generation = Generation(request, make(request.system, request.text), self._runtime.config.n_ctx)
+        sampler = Sampler(self._runtime.vocab, self._candidates, request.sampling)
+        generation.sampler = sampler
+        try:
+            sampler.prime([shapes.token_of(value) for value in generation.conversation])
+            generation.replay(self._runtime.piece)
+        except BaseException:
+            sampler.close()
+            raise
+        return generation
+
+    def cancel(self, gen_id: int) -> None:
+        """Ends an answer; an unknown id is ignored (it may have ended by itself)."""
+        for generation in [*self._waiting, *self._active.values()]:
+            if generation.request.gen_id == gen_id:
+                self._finish(generation, "cancelled")
+
+    def drop_session(self, session_id: str) -> None:
+        for generation in [*self._waiting, *self._active.values()]:
+            if generation.request.session_id == session_id:
+                self._finish(generation, "cancelled")
+        self._sequences.drop(session_id)
+
+    def set_schedule(self, schedule: link.Schedule) -> None:
+        try:
+            self._runtime.device.set_schedule(schedule)
+            self.budget_changed()
+            self._send(link.ScheduleApplied(schedule_id=schedule.schedule_id))
+        except DeviceError as error:
+            self._send(link.ScheduleApplied(schedule_id=schedule.schedule_id, ok=False, message=str(error)))
+
+    def recover(self) -> None:
+        """Tries a lost device again."""
+        try:
+            self._runtime.device.recover()
+            self.budget_changed()
+        except DeviceError as error:
+            logs.logger().warning("the device is still lost", error=str(error))
+
+    def budget_changed(self) -> None:
+        """There may be copies to upload now."""
+        self._unsettled = True
+        self._meter.settled = False
+
+    # -- one round
+
+    def step(self) -> None:
+        """Admits who waits, computes one step, uploads a bounded amount."""
+        self._admit()
+        self._reflow()
+        ready = [self._ready(seq_id, generation) for seq_id, generation in self._active.items()]
+        chosen = self._policy.next_step(ready)
+        if chosen:
+            self._compute([self._active[one.seq_id] for one in chosen])
+        self.settle(SETTLE_BUSY_BYTES)
+
+    def settle(self, max_bytes: int = SETTLE_IDLE_BYTES) -> None:
+        """Uploads wanted copies, at most that many bytes."""
+        if not self._unsettled:
+            return
+        try:
+            self._unsettled = self._runtime.device.settle(max_bytes)
+        except DeviceError as error:
+            self._unsettled = False
+            logs.logger().warning("upload failed", code=error.code, error=str(error))
+        self._meter.settled = not self._unsettled
+
+    def _ready(self, seq_id: int, generation: Generation) -> Ready:
+        return Ready(seq_id, len(generation.next_tokens()), generation.turn, generation.request.priority)
+
+    def _admit(self) -> None:
+        self._waiting.sort(key=lambda generation: -generation.request.priority)  # stable: first come, first served
+        while self._waiting:
+            sequence = self._sequences.acquire(self._waiting[0].request.session_id)
+            if sequence is None:
+                return
+            generation = self._waiting.pop(0)
+            generation.sequence = sequence
+            generation.turn = self._clock
+            self._active[sequence.seq_id] = generation
+            if generation.exhausted or generation.overflowed():  # an earlier engine came this far
+                self._finish(generation, "length")
+
+    def _reflow(self) -> None:
+        """Makes each cache a beginning of its conversation, after admission and after a shift."""
+        for generation in self._active.values():
+            if generation.reflow and generation.sequence is not None:
+                reused, generation.ends = self._sequences.prepare(generation.sequence, generation.conversation)
+                generation.n_cached = generation.n_cached or reused
+                generation.reflow = False
+
+    # -- computing
+
+    def _compute(self, generations: list[Generation]) -> None:
+        rows = [row for generation in generations for row in _rows(generation)]
+        try:
+            logits = self._decode(generations, rows)
+        except StepFailed as failure:
+            self._fail_step(generations, failure)
+            return
+        wanting = iter(logits)
+        self._clock += 1
+        for generation in generations:
+            generation.turn = self._clock
+            self._advance(generation, wanting)
+
+    def _decode(self, generations: list[Generation], rows: list[Row]) -> list[Logits]:
+        """One step; a failed one is tried again, by then without the device if it was lost."""
+        for last_try in (False, True):
+            try:
+                self._runtime.device.begin_step(len(rows))
+                return self._runtime.decode(rows)
+            except StepFailed as failure:
+                logs.logger().warning("step failed", status=failure.status, n_tokens=len(rows), again=not last_try)
+                whole = self._rewind(generations)
+                if last_try or failure.status in (1, -1) or not whole:
+                    raise
+                self._compute_on_cpu()
+        raise AssertionError("unreachable")
+
+    def _compute_on_cpu(self) -> None:
+        """Until the broker sends the next schedule. A lost device has gone over to the CPU by itself."""
+        device = self._runtime.device
+        count = len(device.sublayers())
+        everything = link.Tier(max_tokens=self._runtime.config.n_ubatch, placement=bytes(count))
+        try:
+            device.set_schedule(link.Schedule(schedule_id=0, budget_bytes=0, tiers=[everything], priority=[]))
+        except DeviceError as error:
+            logs.logger().warning("no schedule for the CPU", error=str(error))
+
+    def _rewind(self, generations: list[Generation]) -> bool:
+        """Removes what the failed step may have left. False: a cache had to be dropped and must be computed again."""
+        whole = True
+        for generation in generations:
+            sequence = generation.sequence
+            if sequence is not None:
+                length = len(sequence.tokens)
+                self._sequences.rewind(sequence, length)
+                if len(sequence.tokens) < length:
+                    whole, generation.reflow = False, True
+        return whole
+
+    def _fail_step(self, generations: list[Generation], failure: StepFailed) -> None:
+        lost = bool(self._runtime.device.stats()["device_lost"])
+        code, words = _STEP_STATUS.get(failure.status, ("internal", "a step could not be computed"))
+        if lost:
+            code, words = "device_lost", "the device failed in the step"
+        for generation in generations:
+            self._fail(generation, EngineError(f"{words} (status {failure.status})", code=code))
+
+    def _advance(self, generation: Generation, logits: Iterator[Logits]) -> None:
+        """The step is computed: the cache holds it; the answer's next token is chosen if it was the last."""
+        assert generation.sequence is not None
+        tokens, wanted = generation.next_tokens(), generation.wants_logits
+        generation.sequence.append(tokens)
+        generation.ends.pop(0)
+        if not tokens[0] & shapes.GENERATED:
+            self._meter.prefilled += len(tokens)
+        if wanted:
+            self._choose(generation, next(logits))
+
+    def _choose(self, generation: Generation, logits: Logits) -> None:
+        sampler = generation.sampler
+        assert isinstance(sampler, Sampler)
+        try:
+            token = sampler.choose(logits)
+            if self._runtime.is_end(token):
+                self._finish(generation, "stop")
+                return
+            sampler.accept(token)
+        except GenerationError as error:
+            self._fail(generation, error)
+            return
+        self._meter.generated += 1
+        generation.append(token, self._runtime.piece(token))
+        self._after_token(generation)
+
+    def _after_token(self, generation: Generation) -> None:
+        reason: FinishReason | None = "stop" if generation.answer.stopped else None
+        if reason is None and (generation.exhausted or generation.overflowed()):
+            reason = "length"
+        if reason is not None:
+            self._finish(generation, reason)
+            return
+        piece = generation.piece(generation.answer.take())
+        if piece is not None:
+            self._send(piece)
+        generation.ends = [len(generation.conversation)]
+
+    # -- ends
+
+    def _finish(self, generation: Generation, reason: FinishReason) -> None:
+        piece = generation.piece(generation.answer.finish())
+        if piece is not None:
+            self._send(piece)
+        self._send(generation.finished(reason))
+        self._leave(generation)
+
+    def _fail(self, generation: Generation, error: XlmError) -> None:
+        self._fail_request(generation.request, error)
+        self._leave(generation)
+
+    def _fail_request(self, request: link.Generate, error: XlmError) -> None:
+        self._send(
+            link.GenerationFailed(gen_id=request.gen_id, code=error.code, message=error.message, hint=error.hint)
+        )
+
+    def _leave(self, generation: Generation) -> None:
+        if generation.sampler is not None:
+            generation.sampler.close()
+        if generation in self._waiting:
+            self._waiting.remove(generation)
+        if generation.sequence is not None:
+            self._active.pop(generation.sequence.seq_id, None)
+            self._sequences.release(generation.sequence)
+            generation.sequence = None
+        self._count()
+
+    def _count(self) -> None:
+        self._meter.n_active = len(self._active) + len(self._waiting)
+
+
+def _rows(generation: Generation) -> list[Row]:
+    """The rows of a generation's next step; only the very last before a choice wants logits."""
+    assert generation.sequence is not None
+    start, seq_id = len(generation.sequence.tokens), generation.sequence.seq_id
+    tokens = generation.next_tokens()
+    last = len(tokens) - 1
+    return [
+        Row(shapes.token_of(value), start + index, seq_id, generation.wants_logits and index == last)
+        for index, value in enumerate(tokens)
+    ]

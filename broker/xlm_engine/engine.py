@@ -1,0 +1,303 @@
+"""The process from start to end: device, model, loop. All but the link runs on this, the main thread."""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import llama_cpp
+import llama_cpp.llama_cpp as C
+import psutil
+
+from xlm.errors import EngineError, ModelError, XlmError
+from xlm.protocol import link
+from xlm_engine import device as devices
+from xlm_engine import gguf_check, logs, template_child, warmup
+from xlm_engine.batcher import Batcher
+from xlm_engine.channel import Channel, Message, Wake
+from xlm_engine.llama_log import LlamaLog
+from xlm_engine.meter import Meter
+from xlm_engine.policy import Batching, Policy
+from xlm_engine.prompt import Prompts
+from xlm_engine.runtime import Runtime, vocabulary_error
+from xlm_native import Device, build_info
+
+EXIT_FAILED: Final = 3
+_PROCESS: Final = psutil.Process()
+
+
+class Stopped(Exception):
+    """Stop was received, or the process was told to end."""
+
+
+def versions() -> dict[str, str]:
+    """What Started reports. A native library that is missing is named; opening the device will say why."""
+    found = {"llama_cpp_python": llama_cpp.__version__, "llama": C.llama_version().decode("utf-8", "replace")}
+    try:
+        found["xlm_native"] = build_info()
+    except XlmError as error:
+        found["xlm_native"] = f"missing: {error.message}"
+    return found
+
+
+class BudgetDevice:
+    """Budget changes on the device, for the link thread."""
+
+    def __init__(self, device: Device) -> None:
+        self._device: Final = device
+
+    def set_budget(self, request: link.SetEngineBudget, timeout_ns: int) -> link.Released:
+        release = self._device.set_budget(request.budget_bytes, timeout_ns)
+        return link.Released(
+            seq=request.seq,
+            budget_bytes=release.budget_bytes,
+            used_bytes=release.used_bytes,
+            device_used_bytes=release.device_used_bytes,
+            released_bytes=release.released_bytes,
+            release_ns=release.release_ns,
+            completed=release.completed,
+            cause=request.cause,
+        )
+
+
+class Engine:
+    """``run`` returns the exit status. ``stop`` may be called from a signal handler."""
+
+    def __init__(self, endpoint: str, parent_pid: int) -> None:
+        self._meter: Final = Meter()
+        self._log: Final = LlamaLog()
+        self._device: Device | None = None
+        self._runtime: Runtime | None = None
+        self._stopping = False
+        self._backlog: list[Message] = []
+        self._channel: Final = Channel(endpoint, parent_pid, self._stats, _exit_at_once)
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def run(self) -> int:
+        self._log.install()
+        self._channel.start()
+        self._channel.send(link.Started(pid=os.getpid(), versions=versions()))
+        try:
+            self._serve(self._load(self._await_start()))
+        except Stopped:
+            return 0
+        except XlmError as error:
+            logs.logger().error("cannot go on", code=error.code, error=error.message)
+            self._channel.send(link.Failed(code=error.code, message=error.message, hint=error.hint))
+            return EXIT_FAILED
+        finally:
+            self._close()
+        return 0
+
+    def _close(self) -> None:
+        self._channel.close()
+        if self._runtime is not None:
+            self._runtime.close()
+        if self._device is not None:
+            self._device.close()
+
+    # -- messages
+
+    def _next_message(self, timeout_s: float | None) -> Message | None:
+        """The next one; None after ``timeout_s``. Stopped when it is time to end."""
+        if self._stopping:
+            raise Stopped
+        try:
+            message = self._channel.inbox.get(timeout=timeout_s) if timeout_s else self._channel.inbox.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(message, link.Stop):
+            raise Stopped
+        return message
+
+    def _await_start(self) -> link.Start:
+        while True:
+            message = self._next_message(0.2)
+            if isinstance(message, link.Start):
+                return message
+            if message is not None:
+                self._backlog.append(message)
+
+    # -- loading
+
+    def _progress(self, stage: str) -> Callable[[float], bool]:
+        """A progress callback that sends at most every hundredth; False (stop loading) once told to end."""
+        last = -1.0
+
+        def report(fraction: float) -> bool:
+            nonlocal last
+            if fraction - last >= 0.01 or fraction >= 1.0:
+                last = fraction
+                self._channel.send(link.Progress(stage=stage, fraction=fraction))
+            return not self._stop_wanted()
+
+        return report
+
+    def _stop_wanted(self) -> bool:
+        """Looks for Stop without losing other messages."""
+        try:
+            while True:
+                message = self._channel.inbox.get_nowait()
+                self._stopping |= isinstance(message, link.Stop)
+                self._backlog.append(message)
+        except queue.Empty:
+            return self._stopping
+
+    def _load(self, start: link.Start) -> Batcher:
+        began = time.perf_counter()
+        config = start.model
+        _check_config(config)
+        self._check_file(config)
+        n_threads = devices.n_threads_of(config.n_threads)
+        self._channel.send(link.Progress(stage="device"))
+        self._device = devices.open_device(start.device, start.budget_bytes, n_threads)
+        self._channel.attach(BudgetDevice(self._device))
+        runtime = self._load_model(self._device, config, n_threads)
+        prompts = make_prompts(runtime, config)
+        scratch = warmup.measure_scratch(runtime, lambda fraction: _discard(self._progress("warmup")(fraction)))
+        self._channel.send(self._loaded(runtime, start, scratch, began))
+        policy = Policy(batching_for(start.device), config.n_ubatch)
+        return Batcher(runtime, prompts, policy, self._meter, self._channel.send)
+
+    def _check_file(self, config: link.ModelConfig) -> None:
+        """A file without a tokenizer may be of an unknown architecture altogether: llama.cpp is asked."""
+        try:
+            gguf_check.check_model(config.path, config.n_ctx * config.n_sessions, config.kv_type)
+        except ModelError as error:
+            if error.code == "model_missing_tokenizer":
+                raise vocabulary_error(config.path, self._log) or error from None
+            raise
+
+    def _load_model(self, device: Device, config: link.ModelConfig, n_threads: int) -> Runtime:
+        try:
+            self._runtime = Runtime(device, config, n_threads, self._log, self._progress("load"))
+        except XlmError:
+            if self._stopping:
+                raise Stopped from None
+            raise
+        return self._runtime
+
+    def _loaded(self, runtime: Runtime, start: link.Start, scratch: dict[int, int], began: float) -> link.Loaded:
+        assert self._device is not None
+        return link.Loaded(
+            model=runtime.model_facts(scratch),
+            device=devices.facts(self._device, start.device),
+            host_rss_bytes=_PROCESS.memory_info().rss,
+            load_ms=(time.perf_counter() - began) * 1e3,
+        )
+
+    # -- serving
+
+    def _serve(self, batcher: Batcher) -> None:
+        for early in self._backlog:
+            self._handle(batcher, early)
+        self._backlog.clear()
+        while True:
+            self._channel.busy = batcher.has_work
+            idle = not batcher.has_work and not batcher.has_uploads
+            message = self._next_message(0.5 if idle else None)
+            while message is not None:
+                self._handle(batcher, message)
+                message = self._next_message(None)
+            if batcher.has_work:
+                batcher.step()
+            else:
+                batcher.settle()
+
+    def _handle(self, batcher: Batcher, message: Message) -> None:
+        match message:
+            case link.Generate():
+                batcher.generate(message)
+            case link.CancelGeneration():
+                batcher.cancel(message.gen_id)
+            case link.SetSchedule():
+                batcher.set_schedule(message.schedule)
+            case link.DropSession():
+                batcher.drop_session(message.session_id)
+            case link.Probe():
+                batcher.recover()
+                self._channel.send(self._stats())
+            case Wake():
+                batcher.budget_changed()
+            case _:
+                logs.logger().warning("unexpected message", type=type(message).__name__)
+
+    # -- stats (also called on the link thread)
+
+    def _stats(self) -> link.Stats:
+        meter = self._meter
+        values: dict[str, Any] = self._device_stats()
+        return link.Stats(
+            tokens_generated=meter.generated,
+            tokens_prefilled=meter.prefilled,
+            tokens_per_s=meter.tokens_per_s(),
+            host_rss_bytes=_PROCESS.memory_info().rss,
+            n_active=meter.n_active,
+            settled=meter.settled,
+            **values,
+        )
+
+    def _device_stats(self) -> dict[str, Any]:
+        device = self._device
+        if device is None:
+            return {}
+        try:
+            memory, stats = device.memory(), device.stats()
+        except XlmError:
+            return {}
+        return {
+            "budget_bytes": memory.budget_bytes,
+            "used_bytes": memory.used_bytes,
+            "resident_bytes": memory.resident_bytes,
+            "kv_bytes": memory.kv_bytes,
+            "ring_bytes": memory.ring_bytes,
+            "scratch_bytes": memory.scratch_bytes,
+            "device_used_bytes": memory.device_used_bytes,
+            "device_total_bytes": memory.device_total_bytes,
+            "over_budget_events": memory.over_budget_events,
+            "schedule_id": stats["schedule_id"],
+            "bytes_streamed": stats["bytes_streamed"],
+            "device_lost": bool(stats["device_lost"]),
+            "detail": {**stats, "peak_used_bytes": memory.peak_used_bytes},
+        }
+
+
+def _discard(_value: object) -> None:
+    """For callbacks that return nothing."""
+
+
+def _exit_at_once() -> None:
+    """The broker is gone: nobody is left to be told, and the memory is the system's again."""
+    os._exit(0)
+
+
+def _check_config(config: link.ModelConfig) -> None:
+    if min(config.n_ctx, config.n_sessions, config.n_ubatch) < 1 or config.n_threads < 0:
+        raise EngineError("n_ctx, n_sessions and n_ubatch must be at least 1", code="internal")
+
+
+def batching_for(config: link.DeviceConfig) -> Batching:
+    """``exact`` where bits can be the same in every placement; XLM_ENGINE_BATCHING overrides."""
+    override = os.environ.get("XLM_ENGINE_BATCHING", "")
+    if override in ("exact", "throughput"):
+        return "exact" if override == "exact" else "throughput"
+    return "exact" if config.kind in ("none", "sim") else "throughput"
+
+
+def make_prompts(runtime: Runtime, config: link.ModelConfig) -> Prompts:
+    """The model's chat format. GenerationError ``template_invalid`` names what is wrong with a template."""
+    vocab = runtime.vocab
+    bos = C.llama_vocab_bos(vocab)
+    source = config.chat_template or runtime.meta("tokenizer.chat_template")
+    if not source:
+        logs.logger().warning("the model has no chat template: ChatML is used")
+    template = template_child.take_apart(
+        source, runtime.special_text(bos), runtime.special_text(C.llama_vocab_eos(vocab))
+    )
+    always = bos if C.llama_vocab_get_add_bos(vocab) and bos >= 0 else None
+    return Prompts(template, runtime.tokenize, always)

@@ -1,0 +1,216 @@
+"""Choosing the next token.
+
+Order, the same as llama.cpp's own: repeat penalty, grammar, top-k, top-p,
+min-p, temperature, draw. At temperature 0: repeat penalty, grammar, largest
+logit (the first of equals).
+
+The draw is counter based: token i of an answer uses the random numbers of
+(seed, i) and nothing else. So an answer that goes on in a new process needs no
+generator state, and the answer is the same.
+
+The grammar is asked about the chosen token first; only if it refuses is the
+whole vocabulary filtered and the choice made again (llama.cpp's own shortcut).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+from collections.abc import Sequence
+from typing import Any, Final
+
+import llama_cpp.llama_cpp as C
+import numpy as np
+import numpy.typing as npt
+
+from xlm.errors import GenerationError
+from xlm.protocol.messages import Sampling
+from xlm_engine import gbnf, schema
+
+Logits = npt.NDArray[np.float32]
+
+_TOKEN_DATA: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+MAX_REPEAT_LAST_N: Final = 65536
+
+
+def token_seed(seed: int, index: int) -> int:
+    """The 32-bit seed of token ``index``: well mixed, so neighbours are unrelated."""
+    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little")
+
+
+def resolve_grammar(sampling: Sampling) -> str:
+    """The GBNF to use, or empty. GenerationError if it is invalid or given twice."""
+    if sampling.grammar and sampling.json_schema:
+        raise GenerationError("give a grammar or a JSON schema, not both", code="sampling_invalid")
+    text = schema.to_gbnf(sampling.json_schema) if sampling.json_schema else sampling.grammar
+    if text:
+        gbnf.check(text)
+    return text
+
+
+class Candidates:
+    """The vocabulary as llama.cpp's samplers want it; one buffer, filled again for each token."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self._ids: Final = np.arange(n_vocab, dtype=np.int32)
+        self._data: Final = np.empty(n_vocab, dtype=_TOKEN_DATA)
+        self.array: Final[Any] = C.llama_token_data_array()
+
+    def fill(self, logits: Logits) -> None:
+        self._data["id"] = self._ids
+        self._data["logit"] = logits
+        self._data["p"] = 0.0
+        self._point(len(self._ids))
+
+    def fill_one(self, token: int) -> None:
+        """Only that token, to ask the grammar about it."""
+        self._data[0] = (token, 1.0, 0.0)
+        self._point(1)
+
+    def _point(self, size: int) -> None:
+        self.array.data = self._data.ctypes.data_as(C.llama_token_data_p)
+        self.array.size, self.array.selected, self.array.sorted = size, -1, False
+
+    def reference(self) -> Any:
+        return ctypes.byref(self.array)
+
+    @property
+    def possible(self) -> bool:
+        """Whether any candidate is left; a full grammar mask leaves only -inf."""
+        size = self.array.size
+        if size == 0:
+            return False
+        return bool(np.isfinite(self._view()["logit"]).any())
+
+    def best(self) -> int:
+        view = self._view()
+        return int(view["id"][int(np.argmax(view["logit"]))])
+
+    def selected(self) -> int:
+        return int(self.array.data[self.array.selected].id)
+
+    def _view(self) -> npt.NDArray[Any]:
+        # samplers may have moved the data: read where they point to
+        address = ctypes.cast(self.array.data, ctypes.c_void_p).value
+        buffer = (ctypes.c_char * (self.array.size * _TOKEN_DATA.itemsize)).from_address(address or 0)
+        return np.ndarray((self.array.size,), dtype=_TOKEN_DATA, buffer=buffer)
+
+
+class Sampler:
+    """The choice of one answer's tokens. ``close`` frees the native samplers. One thread."""
+
+    def __init__(self, vocab: Any, candidates: Candidates, sampling: Sampling) -> None:
+        self._vocab: Final = vocab
+        self._candidates: Final = candidates
+        self._temperature: Final = sampling.temperature
+        self._seed: Final = sampling.seed if sampling.seed is not None else int.from_bytes(os.urandom(4), "little")
+        self._index = 0
+        self._owned: list[Any] = []
+        grammar = resolve_grammar(sampling)
+        try:
+            self._penalties: Final = self._make_penalties(sampling)
+            self._grammar: Final = self._make_grammar(grammar)
+            self._shape: Final = self._make_shape(sampling)
+        except BaseException:
+            self.close()
+            raise
+
+    # -- construction
+
+    def _own(self, sampler: Any, what: str) -> Any:
+        if not sampler:
+            raise GenerationError(f"{what} was refused by llama.cpp", code="sampling_invalid")
+        self._owned.append(sampler)
+        return sampler
+
+    def _make_penalties(self, sampling: Sampling) -> Any:
+        if sampling.repeat_penalty == 1.0 or sampling.repeat_last_n == 0:
+            return None
+        last_n = min(sampling.repeat_last_n, MAX_REPEAT_LAST_N)
+        n_vocab = C.llama_vocab_n_tokens(self._vocab)
+        native = C.llama_sampler_init_penalties(n_vocab, last_n, sampling.repeat_penalty, 0.0, 0.0)
+        return self._own(native, "repeat_penalty")
+
+    def _make_grammar(self, text: str) -> Any:
+        if not text:
+            return None
+        native = C.llama_sampler_init_grammar(self._vocab, text.encode(), b"root")
+        if not native:
+            raise GenerationError("llama.cpp cannot use this grammar", code="grammar_invalid")
+        return self._own(native, "grammar")
+
+    def _make_shape(self, sampling: Sampling) -> list[Any]:
+        if sampling.temperature == 0.0:
+            return []
+        chain = [C.llama_sampler_init_top_k(sampling.top_k)] if sampling.top_k else []
+        if sampling.top_p < 1.0:
+            chain.append(C.llama_sampler_init_top_p(sampling.top_p, 1))
+        if sampling.min_p > 0.0:
+            chain.append(C.llama_sampler_init_min_p(sampling.min_p, 1))
+        chain.append(C.llama_sampler_init_temp(sampling.temperature))
+        return [self._own(native, "sampling") for native in chain]
+
+    def close(self) -> None:
+        """Frees the native samplers. Safe to call twice."""
+        for native in self._owned:
+            C.llama_sampler_free(native)
+        self._owned.clear()
+
+    # -- use
+
+    def prime(self, tokens: Sequence[int]) -> None:
+        """Tells the repeat penalty of the conversation so far."""
+        if self._penalties is not None:
+            for token in tokens[-MAX_REPEAT_LAST_N:]:
+                C.llama_sampler_accept(self._penalties, token)
+
+    def accept(self, token: int) -> None:
+        """Takes a token as generated: one just chosen, or one that an earlier process chose.
+
+        GenerationError ``grammar_invalid`` if the grammar does not allow it here.
+        """
+        if self._grammar is not None:
+            if not self._allows(token):
+                raise GenerationError("the answer left its grammar", code="grammar_invalid")
+            C.llama_sampler_accept(self._grammar, token)
+        if self._penalties is not None:
+            C.llama_sampler_accept(self._penalties, token)
+        self._index += 1
+
+    def choose(self, logits: Logits) -> int:
+        """The next token; not yet accepted. GenerationError ``grammar_invalid`` if no token fits the grammar."""
+        if self._temperature == 0.0 and self._penalties is None:
+            token = int(np.argmax(logits))
+        else:
+            token = self._choose(logits, masked=False)
+        if self._grammar is None or self._allows(token):
+            return token
+        return self._choose(logits, masked=True)
+
+    def _choose(self, logits: Logits, *, masked: bool) -> int:
+        candidates = self._candidates
+        candidates.fill(logits)
+        if self._penalties is not None:
+            C.llama_sampler_apply(self._penalties, candidates.reference())
+        if masked:
+            C.llama_sampler_apply(self._grammar, candidates.reference())
+        if not candidates.possible:
+            raise GenerationError("no token of the model fits the grammar here", code="grammar_invalid")
+        return candidates.best() if self._temperature == 0.0 else self._draw()
+
+    def _draw(self) -> int:
+        for native in self._shape:
+            C.llama_sampler_apply(native, self._candidates.reference())
+        draw = C.llama_sampler_init_dist(token_seed(self._seed, self._index))
+        try:
+            C.llama_sampler_apply(draw, self._candidates.reference())
+        finally:
+            C.llama_sampler_free(draw)
+        return self._candidates.selected()
+
+    def _allows(self, token: int) -> bool:
+        self._candidates.fill_one(token)
+        C.llama_sampler_apply(self._grammar, self._candidates.reference())
+        return self._candidates.possible

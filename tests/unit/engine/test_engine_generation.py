@@ -1,0 +1,102 @@
+"""One answer's bookkeeping: what the broker is told to keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from xlm.errors import ContextOverflow
+from xlm.protocol import link
+from xlm_engine import shapes
+from xlm_engine.generation import Generation, pack_context, unpack_context
+
+
+def generation(n_context: int = 0, n_prompt: int = 10, n_ctx: int = 100, **options: Any) -> Generation:
+    context = shapes.given_run(range(n_context), turn_at=3) if n_context else []
+    prompt = shapes.given_run(range(n_prompt), turn_at=2)
+    request = link.Generate(gen_id=1, session_id="s", context=pack_context(context), **options)
+    return Generation(request, prompt, n_ctx)
+
+
+def keep(old: bytes, finished: link.Finished) -> list[int]:
+    kept = b"".join(old[4 * start : 4 * end] for start, end in finished.context_keep)
+    return unpack_context(kept + finished.context_delta)
+
+
+def test_context_survives_packing() -> None:
+    values = [0, 1, shapes.generated(5), 7 | shapes.RUN_START | shapes.TURN_START]
+    assert unpack_context(pack_context(values)) == values
+    assert len(pack_context(values)) == 16
+
+
+def test_finished_appends_the_turn_to_the_context() -> None:
+    one = generation(n_context=20)
+    one.append(42, b"yes")
+    one.answer.finish()
+    finished = one.finished("stop")
+    assert finished.context_keep == [(0, 20)]
+    assert keep(one.request.context, finished) == one.conversation
+    assert unpack_context(finished.context_delta)[-1] == shapes.generated(42)
+
+
+def test_tokens_of_a_stop_string_are_not_kept() -> None:
+    one = generation(stop=["END"])
+    for token, piece in ((1, b"x"), (2, b"EN"), (3, b"D")):
+        one.append(token, piece)
+    one.answer.finish()
+    assert one.answer.stopped
+    assert unpack_context(one.finished("stop").context_delta)[-1] == shapes.generated(1)
+
+
+def test_cancelled_before_a_word_the_turn_did_not_happen() -> None:
+    one = generation(n_context=20)
+    one.answer.finish()
+    finished = one.finished("cancelled")
+    assert (finished.context_keep, finished.context_delta) == ([(0, 20)], b"")
+
+
+def test_overflow_is_refused_or_shifted_as_asked() -> None:
+    with pytest.raises(ContextOverflow):
+        generation(n_context=95)
+    shifted = generation(n_context=95, overflow="shift")
+    assert len(shifted.conversation) <= 50
+    shifted.append(9, b"x")
+    shifted.answer.finish()
+    finished = shifted.finished("length")
+    assert finished.context_keep == [(0, 3)]
+    assert keep(shifted.request.context, finished) == shifted.conversation
+
+
+def test_a_prompt_too_long_even_alone_is_refused() -> None:
+    for overflow in ("error", "shift"):
+        with pytest.raises(ContextOverflow):
+            generation(n_prompt=100, overflow=overflow)
+
+
+def test_a_full_context_in_mid_answer() -> None:
+    ends = generation(n_prompt=98)
+    ends.append(1, b"a")
+    assert not ends.overflowed()
+    ends.append(2, b"b")
+    assert ends.overflowed()
+    goes_on = generation(n_prompt=98, overflow="shift")
+    for token in range(2):
+        goes_on.append(token, b"a")
+    goes_on.reflow = False
+    assert not goes_on.overflowed()
+    assert goes_on.reflow
+    assert len(goes_on.conversation) <= 50
+    assert [shapes.token_of(value) for value in goes_on.conversation[-2:]] == [0, 1]
+
+
+def test_usage_counts_and_times() -> None:
+    clock = iter([0.0, 1.0, 1.5, 2.0])
+    request = link.Generate(gen_id=1, session_id="s")
+    one = Generation(request, shapes.given_run(range(5)), 100, now=lambda: next(clock))
+    for token in range(3):
+        one.append(token, b"a")
+    one.answer.finish()
+    usage = one.finished("length").usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (5, 3)
+    assert (usage.ttft_ms, usage.tpot_ms) == (1000.0, 500.0)
