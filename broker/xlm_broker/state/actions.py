@@ -1,0 +1,77 @@
+"""Everything the broker's brain can ask for, as data.
+
+The driver carries the actions of one ``handle`` call out in order and without
+waiting between them; what comes of an action returns as an event. None of them
+may fail loudly: a peer that is gone becomes ClientGone, an engine that does not
+start becomes EngineExited.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from xlm.protocol import link, messages
+
+Level = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class SendClient:
+    """Send one message to a peer. If its queue is full, send SendStalled and *keep* this message."""
+
+    client: bytes
+    message: messages.Message
+
+
+@dataclass(frozen=True, slots=True)
+class SendEngine:
+    """Send one message to the running engine child. Dropped if the child is gone: EngineExited follows."""
+
+    message: link.ToEngine
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnEngine:
+    """Start the engine child now; answered by EngineSpawned, then EngineMessage(Started), or EngineExited.
+
+    The machine holds the back-off itself, and asks only after the child before was confirmed dead.
+    """
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillEngine:
+    """SIGKILL the engine child (TerminateProcess on Windows). Answered by EngineExited. Safe to repeat."""
+
+    incarnation: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetClient:
+    """The peer has no lease any more: drop what the driver keeps for it after its last message was sent."""
+
+    client: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One structured log line; ``fields`` are plain values, ``cause`` the causal id of the event."""
+
+    level: Level
+    event: str
+    cause: str = ""
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StopBroker:
+    """Everything is done: flush the sockets, close, exit with this code."""
+
+    exit_code: int = 0
+    reason: str = ""
+
+
+Action = SendClient | SendEngine | SpawnEngine | KillEngine | ForgetClient | Log | StopBroker

@@ -1,0 +1,137 @@
+"""When to plan, and for which budget.
+
+A shrink below the plan in force is planned in the very next Tick (the driver
+ticks as soon as the order to release is out). A grow is planned at once after a
+quiet time; else when the budget was still for a while, or at the end of a
+window for the *lowest* budget seen in it. So a budget that flaps ten times a
+second costs one plan, not one per flap, and a slow rise is followed.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from xlm.protocol import link
+
+from .core import Core
+from .engine import Engine
+from .ports import Planner
+
+
+class Schedules:
+    def __init__(self, core: Core, engine: Engine, planner: Planner) -> None:
+        self._core = core
+        self._engine = engine
+        self._planner = planner
+        self.sent: link.Schedule | None = None  # the last one, applied or not
+        self.in_force: link.Schedule | None = None
+        self.rejection = ""
+        self.plans = 0
+        self._ids = 0
+        self._due_ns: int | None = None
+        self._target_bytes = 0
+        self._changed_ns: int | None = None
+        self._window_since_ns: int | None = None
+        self._window_low_bytes = 0
+
+    # -- triggers -------------------------------------------------------------------
+
+    def budget_changed(self, budget_bytes: int) -> None:
+        now, timing = self._core.now_ns, self._core.settings.timing
+        quiet = self._changed_ns is None or now - self._changed_ns >= timing.grow_quiet_ns
+        self._changed_ns, self._target_bytes = now, budget_bytes
+        planned = self.sent.budget_bytes if self.sent is not None else 0
+        if budget_bytes < planned or (quiet and budget_bytes > planned):
+            self._due_ns, self._window_since_ns = now, None
+        else:
+            self._defer(budget_bytes, now)
+
+    def _defer(self, budget_bytes: int, now: int) -> None:
+        timing = self._core.settings.timing
+        if self._window_since_ns is None:
+            self._window_since_ns, self._window_low_bytes = now, budget_bytes
+        self._window_low_bytes = min(self._window_low_bytes, budget_bytes)
+        self._due_ns = min(now + timing.grow_stable_ns, self._window_since_ns + timing.grow_window_ns)
+
+    def plan_now(self, budget_bytes: int) -> None:
+        """Plans whatever is in force: a new engine, a device lost or restored."""
+        self._target_bytes, self._due_ns, self._window_since_ns = budget_bytes, None, None
+        self._plan(budget_bytes)
+
+    def pass_time(self) -> None:
+        if self._due_ns is None or self._due_ns > self._core.now_ns:
+            return
+        self._due_ns = None
+        if self._engine.ready:
+            self._planned_time()
+
+    def _planned_time(self) -> None:
+        target, since = self._choose(), self._window_since_ns
+        self._window_since_ns = None
+        if target != self._target_bytes and since is not None:
+            self._defer(self._target_bytes, self._core.now_ns)
+        if self.sent is None or self.sent.budget_bytes != target:
+            self._plan(target)
+
+    def _choose(self) -> int:
+        """The budget now if it is still, or lower than planned; else the lowest of the window."""
+        still_ns = self._core.now_ns - (self._changed_ns or 0)
+        if self._window_since_ns is None or still_ns >= self._core.settings.timing.grow_stable_ns:
+            return self._target_bytes
+        return self._window_low_bytes
+
+    def next_deadline_ns(self) -> int | None:
+        return self._due_ns
+
+    # -- planning -------------------------------------------------------------------
+
+    def _plan(self, budget_bytes: int) -> None:
+        model, device = self._engine.model, self._engine.device
+        if model is None or device is None:
+            return
+        seen = replace(device, degraded=device.degraded or self._engine.lost)
+        self._ids += 1
+        self.plans += 1
+        self.sent = self._sound(model, seen, budget_bytes) or self._fallback(model, seen, budget_bytes)
+        self._core.to_engine(link.SetSchedule(schedule=self.sent))
+        self._core.log("info", "schedule", schedule_id=self.sent.schedule_id, summary=self.sent.summary)
+
+    def _sound(self, model: link.ModelFacts, device: link.DeviceFacts, budget_bytes: int) -> link.Schedule | None:
+        """The planner's schedule; None where it raised or broke the budget. A planner cannot take the broker down."""
+        try:
+            made = self._planner.plan(model, device, budget_bytes, schedule_id=self._ids)
+        except Exception as error:
+            self._core.log("error", "planner_failed", error=f"{type(error).__name__}: {error}")
+            return None
+        if made.resident_bytes + made.reserve_bytes <= budget_bytes:
+            return made
+        self._core.log("error", "planner_over_budget", budget_bytes=budget_bytes, summary=made.summary)
+        return None
+
+    def _fallback(self, model: link.ModelFacts, device: link.DeviceFacts, budget_bytes: int) -> link.Schedule:
+        before = self.sent if self.sent is not None else _on_cpu(model, self._ids, budget_bytes)
+        return self._planner.shrink_plan(model, device, before, budget_bytes, schedule_id=self._ids)
+
+    def applied(self, report: link.ScheduleApplied) -> None:
+        if self.sent is None or report.schedule_id != self.sent.schedule_id:
+            return
+        if report.ok:
+            self.in_force, self.rejection = self.sent, ""
+        else:
+            # The engine keeps what it had; the next change of budget tries again.
+            self.rejection = report.message
+            self._core.log("error", "schedule_rejected", schedule_id=report.schedule_id, message=report.message)
+
+    def engine_dead(self) -> None:
+        self.sent = self.in_force = self._due_ns = self._window_since_ns = None
+
+    def validate(self) -> None:
+        if self.sent is not None:
+            assert self.sent.resident_bytes + self.sent.reserve_bytes <= self.sent.budget_bytes
+        assert self._window_since_ns is None or self._due_ns is not None
+
+
+def _on_cpu(model: link.ModelFacts, schedule_id: int, budget_bytes: int) -> link.Schedule:
+    count = 1 + max((sub.index for sub in model.sublayers), default=-1)
+    tier = link.Tier(max_tokens=max(1, model.n_ubatch), placement=bytes(count))
+    return link.Schedule(schedule_id=schedule_id, budget_bytes=budget_bytes, tiers=[tier], priority=list(range(count)))

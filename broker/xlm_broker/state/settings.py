@@ -1,0 +1,77 @@
+"""What the state machine is told at its start. Built by the command line's configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from xlm.protocol import link
+
+MS = 1_000_000  # nanoseconds in a millisecond
+S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSettings:
+    """Who decides the budget.
+
+    mode "fixed": ``fixed_bytes`` (None: all the device gives), lowered by clients' caps and reservations.
+    mode "game":  as long as no live lease has spoken about budgets (set_budget or reserve) it is
+                  ``idle_bytes``; after that it is what the clients' caps and reservations leave.
+    """
+
+    mode: Literal["fixed", "game"] = "fixed"
+    fixed_bytes: int | None = None
+    idle_bytes: int = 0
+    max_bytes: int | None = None  # --budget-max, holds in both modes
+    headroom_bytes: int = 0  # of the device, never offered: display, drivers, other programs
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of everything a peer can make grow."""
+
+    max_clients: int = 64
+    max_sessions: int = 64
+    max_answers: int = 64  # answers queued or in progress, all sessions
+    max_budget_requests: int = 64  # set_budget and reserve not yet answered, per client
+    max_outbox: int = 1024  # messages kept for a stalled client; one more ends its lease
+    max_outbox_bytes: int = 4 << 20  # the same for what they weigh; an answer of ordinary length is some 10 KiB
+    max_expired: int = 1024  # identities remembered to say lease_expired instead of not_connected
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """All times in nanoseconds."""
+
+    heartbeat_ns: int = 1 * S
+    session_grace_ns: int = 60 * S  # how long a lost client's sessions wait for it
+    grow_quiet_ns: int = 1 * S  # a grow after so long without any change is planned at once
+    grow_stable_ns: int = 200 * MS  # otherwise when the budget was still for so long
+    grow_window_ns: int = 2 * S  # or after so long, for the lowest budget of that window
+    release_patience_ns: int = 10 * S  # an engine that has not released by then is killed
+    spawn_patience_ns: int = 60 * S  # spawn -> Started
+    load_patience_ns: int = 300 * S  # silence while loading
+    hang_patience_ns: int = 30 * S  # silence while generating
+    stop_patience_ns: int = 5 * S
+    restart_first_ns: int = 200 * MS
+    restart_max_ns: int = 5 * S
+    probe_first_ns: int = 1 * S  # a lost device is tried again after this, doubling ...
+    probe_max_ns: int = 30 * S  # ... up to this
+    spill_hold_ns: int = 300 * S  # how long a budget lowered by the spill watchdog stays lowered
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSettings:
+    """Everything the machine needs to know. ``id_seed``: random bytes, so that ids cannot be guessed."""
+
+    device: link.DeviceConfig
+    model: link.ModelConfig
+    id_seed: bytes
+    budget: BudgetSettings = field(default_factory=BudgetSettings)
+    limits: Limits = field(default_factory=Limits)
+    timing: Timing = field(default_factory=Timing)
+    broker_version: str = ""
+    endpoint: str = ""
+    max_engine_failures: int = 5
+    require_device: bool = False  # a device, or a fixed budget, on which nothing can run is a failure of the start
