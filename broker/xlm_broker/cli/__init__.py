@@ -1,0 +1,1 @@
+"""Command lines: ``xlm-broker`` (broker) and ``xlm`` (tools)."""

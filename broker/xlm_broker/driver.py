@@ -1,0 +1,366 @@
+"""The broker's loop: what happens on sockets, child, timer and NVML goes into the machine, its actions come out.
+
+Nothing is decided here. A reclaim takes no detour: frame, decode, handle and
+send to the engine happen in one call, and log lines come after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import secrets
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import platformdirs
+import psutil
+import zmq
+
+from xlm.errors import ProtocolError, XlmError
+from xlm.protocol import codec, link, messages
+from xlm.protocol.keys import server_keys
+from xlm_broker import broker_version
+from xlm_broker.config import Config
+from xlm_broker.nvml import GpuMemory, NvmlWatcher, Reading
+from xlm_broker.planner import PriorityPlanner
+from xlm_broker.ready import ReadyFile
+from xlm_broker.server import Server
+from xlm_broker.state import actions, events, settings
+from xlm_broker.state.machine import Machine
+from xlm_broker.supervisor import ENGINE_COMMAND, Supervisor
+from xlm_broker.telemetry import Latencies, Logger, logger
+
+_SHUTDOWN_SIGNALS: Final = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
+_MODEL_POLL_S: Final = 1.0
+_SHORTEST_TICK_S: Final = 0.001
+# A terminal and a parent process often signal together; only a later signal means "now, without waiting".
+_ONE_REQUEST_S: Final = 1.0
+_SHUTDOWN_S: Final = 15.0  # the machine ends sooner by itself; this is for a machine that does not
+
+
+class Driver:
+    """One broker. ``run`` blocks its thread until the broker ends; everything happens in that thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        timing: settings.Timing | None = None,
+        make_machine: Callable[[settings.MachineSettings], Machine] | None = None,
+    ) -> None:
+        self._config = config
+        self._log: Logger = logger()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._server = Server(self._context, config.endpoint)
+        self._timing = timing or machine_timing(config)
+        self._make_machine = make_machine or (lambda made: Machine(made, PriorityPlanner()))
+        self._pending: deque[events.Event] = deque()
+        self._handling = False
+        self._reclaims = Latencies()
+        self._process = psutil.Process()
+        self._exit_code: int | None = None
+        self._signalled_s = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_ns: int | None = None
+
+    def run(self) -> int:
+        """Serves until SIGTERM, SIGINT or the machine's StopBroker; the exit code. Raises EndpointError."""
+        try:
+            self._server.open(self._configure_curve)
+            return asyncio.run(self._serve())
+        finally:
+            self._server.close()
+            self._context.destroy(linger=0)
+
+    # -- life ------------------------------------------------------------------------
+
+    async def _serve(self) -> int:
+        self._loop = asyncio.get_running_loop()
+        self._stopped = asyncio.Event()
+        self._ready = ReadyFile(self._config.ready_file, self._server.address)
+        self._ready.clear()
+        self._machine = self._make_machine(self._machine_settings())
+        self._supervisor = Supervisor(
+            self._context, self._config.endpoint, self, command=self._engine_command(), crash_log=_crash_log()
+        )
+        self._announce()
+        self._install_signals()
+        self._server.start(self)
+        watcher = self._start_nvml()
+        self._dispatch(events.BrokerStarted())
+        self._model_state = self._model_stat()
+        self._loop.call_later(_MODEL_POLL_S, self._poll_model)
+        gc.freeze()  # what was imported is never garbage: collections stay short
+        try:
+            await self._stopped.wait()
+        finally:
+            await self._finish(watcher)
+        return self._exit_code or 0
+
+    async def _finish(self, watcher: NvmlWatcher | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if watcher is not None:
+            watcher.stop()
+        await self._supervisor.close()
+        self._ready.remove()
+        self._server.close()  # here, while signals are still ours: nothing is left behind by an impatient second one
+
+    def _engine_command(self) -> tuple[str, ...]:
+        return self._config.engine_command or (*ENGINE_COMMAND, "--log-level", self._config.log.level)
+
+    def _announce(self) -> None:
+        config = self._config
+        for warning in config.warnings:
+            self._log.warning("config_warning", text=warning)
+        self._log.info("device_chosen", kind=config.device.kind, reason=config.device_reason)
+        self._log.info(
+            "broker_listening", endpoint=self._server.address, pid=os.getpid(), version=broker_version(),
+            model=config.model.path,
+        )  # fmt: skip
+
+    def _install_signals(self) -> None:
+        for number in _SHUTDOWN_SIGNALS:
+            if sys.platform == "win32":
+                signal.signal(number, lambda got, _: self._loop.call_soon_threadsafe(self._shut_down, got))
+            else:
+                self._loop.add_signal_handler(number, self._shut_down, number)
+
+    def _shut_down(self, number: int) -> None:
+        now_s = self._loop.time()
+        if now_s - self._signalled_s < _ONE_REQUEST_S:
+            return
+        self._signalled_s = now_s
+        self._loop.call_later(_SHUTDOWN_S, self._stop, 1)
+        self._dispatch(events.ShutdownRequested(signal.Signals(number).name))
+
+    def _stop(self, exit_code: int) -> None:
+        if self._exit_code is None:
+            self._exit_code = exit_code
+        self._stopped.set()
+
+    def _configure_curve(self, socket: zmq.Socket[bytes]) -> None:
+        if not self._config.curve:
+            return
+        keys = server_keys()
+        socket.curve_server = True
+        socket.curve_publickey = keys.public.encode("ascii")
+        socket.curve_secretkey = keys.secret.encode("ascii")
+        self._log.info("curve_on", server_key=keys.public)
+
+    def _machine_settings(self) -> settings.MachineSettings:
+        config, budget = self._config, self._config.budget
+        return settings.MachineSettings(
+            device=config.device,
+            model=config.model,
+            id_seed=secrets.token_bytes(32),
+            budget=settings.BudgetSettings(
+                mode="game" if budget.mode == "game" else "fixed",
+                fixed_bytes=budget.initial_bytes,
+                idle_bytes=budget.idle_bytes,
+                max_bytes=budget.max_bytes,
+                headroom_bytes=budget.headroom_bytes,
+            ),
+            limits=settings.Limits(max_clients=config.max_clients),
+            timing=self._timing,
+            broker_version=broker_version(),
+            endpoint=self._server.address,
+            require_device=config.require_gpu,
+        )
+
+    # -- events in -------------------------------------------------------------------
+
+    def on_frame(self, client: bytes, frame: bytes) -> None:
+        try:
+            message = codec.decode_request(frame)
+        except ProtocolError as error:
+            self._dispatch(events.ClientFault(client, error, request_id=error.request_id))
+            return
+        self._dispatch(events.ClientMessage(client, message))
+
+    def on_bad_envelope(self, client: bytes) -> None:
+        error = ProtocolError("a message is exactly one frame", code="bad_request")
+        self._dispatch(events.ClientFault(client, error))
+
+    def on_stalled(self, client: bytes) -> None:
+        self._dispatch(events.SendStalled(client))
+
+    def on_drained(self, client: bytes) -> None:
+        self._dispatch(events.SendDrained(client))
+
+    def on_gone(self, client: bytes) -> None:
+        self._dispatch(events.ClientGone(client))
+
+    def on_engine_spawned(self, incarnation: int, pid: int) -> None:
+        self._dispatch(events.EngineSpawned(incarnation, pid))
+
+    def on_engine_message(self, incarnation: int, message: link.FromEngine) -> None:
+        self._dispatch(events.EngineMessage(incarnation, message))
+        if isinstance(message, (link.Loaded, link.Failed, link.ScheduleApplied)):
+            self._look_whether_ready()
+
+    def on_engine_exited(self, incarnation: int, exit_code: int | None, signal_number: int, detail: str) -> None:
+        self._dispatch(events.EngineExited(incarnation, exit_code, signal_number, detail))
+        self._look_whether_ready()
+
+    # -- the machine -----------------------------------------------------------------
+
+    def _dispatch(self, event: events.Event) -> None:
+        """Events that arise while actions are carried out wait until those are done."""
+        self._pending.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._pending:
+                self._handle(self._pending.popleft())
+        finally:
+            self._handling = False
+        self._arm_timer()
+
+    def _handle(self, event: events.Event) -> None:
+        try:
+            wanted = self._machine.handle(event, time.monotonic_ns())
+        except Exception:
+            self._log.exception("machine_failed", event_type=type(event).__name__)
+            self._apologise(event)
+            return
+        for action in wanted:
+            self._carry_out(action)
+
+    def _apologise(self, event: events.Event) -> None:
+        if isinstance(event, events.ClientMessage):
+            error = XlmError("the broker failed on this message", code="internal")
+            self._send_client(event.client, error_reply(error, event.message.id, event.message.cause))
+
+    def _carry_out(self, action: actions.Action) -> None:
+        try:
+            self._perform(action)
+        except Exception:
+            self._log.exception("action_failed", action=type(action).__name__)
+
+    def _perform(self, action: actions.Action) -> None:
+        match action:
+            case actions.SendEngine():
+                self._supervisor.send(action.message)
+            case actions.SendClient():
+                self._send_client(action.client, action.message)
+            case actions.Log():
+                self._write_log(action)
+            case actions.ForgetClient():
+                self._server.forget(action.client)
+            case actions.SpawnEngine():
+                self._supervisor.spawn(action.incarnation)
+            case actions.KillEngine():
+                self._supervisor.kill(action.incarnation)
+            case actions.StopBroker():
+                self._log.info("broker_stopping", reason=action.reason, exit_code=action.exit_code)
+                self._stop(action.exit_code)
+
+    def _write_log(self, action: actions.Log) -> None:
+        fields = {**action.fields, "cause": action.cause} if action.cause else action.fields
+        getattr(self._log, action.level)(action.event, **fields)
+
+    def _send_client(self, client: bytes, message: messages.Message) -> None:
+        if isinstance(message, messages.Lease):
+            self._reclaims.add(message.release_ms)
+        elif isinstance(message, messages.Status):
+            self._complete(message)
+        try:
+            frame = codec.encode(message)
+        except ProtocolError as error:
+            self._log.error("reply_not_encodable", message_type=type(message).__name__, error=str(error))
+            frame = codec.encode(error_reply(XlmError(str(error)[:512], code="internal"), message.id, message.cause))
+        self._server.send(client, frame)
+
+    def _complete(self, status: messages.Status) -> None:
+        """Adds what only the process itself knows."""
+        status.throughput.setdefault("reclaim", self._reclaims.summary())
+        status.broker.setdefault("pid", os.getpid())
+        status.broker.setdefault("rss_bytes", self._process.memory_info().rss)
+        status.broker.setdefault("queued_bytes", self._server.queued_bytes)
+        status.broker.setdefault("device_reason", self._config.device_reason)
+
+    # -- time ------------------------------------------------------------------------
+
+    def _arm_timer(self) -> None:
+        due_ns = self._machine.next_deadline_ns()
+        if due_ns == self._timer_due_ns and self._timer is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_due_ns = due_ns
+        if due_ns is not None:
+            delay_s = max(_SHORTEST_TICK_S, (due_ns - time.monotonic_ns()) / 1e9)
+            self._timer = self._loop.call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._dispatch(events.Tick())
+
+    # -- the model's file, NVML, the ready-file ----------------------------------------
+
+    def _model_stat(self) -> tuple[int, int] | None:
+        try:
+            info = os.stat(self._config.model.path)
+        except (OSError, ValueError):
+            return None
+        return info.st_size, info.st_mtime_ns
+
+    def _poll_model(self) -> None:
+        found = self._model_stat()
+        if found != self._model_state:
+            self._model_state = found
+            self._dispatch(events.ModelFileChanged())
+        self._loop.call_later(_MODEL_POLL_S, self._poll_model)
+
+    def _start_nvml(self) -> NvmlWatcher | None:
+        if self._config.device.kind != "cuda":
+            return None
+        watcher = NvmlWatcher(self._hand_reading, index=self._config.device.index)
+        watcher.start()
+        return watcher
+
+    def _hand_reading(self, reading: Reading) -> None:
+        """Called in the watcher's thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+            self._loop.call_soon_threadsafe(self._on_reading, reading)
+
+    def _on_reading(self, reading: Reading) -> None:
+        if isinstance(reading, GpuMemory):
+            self._dispatch(events.DeviceReport("nvml", reading.total_bytes, reading.free_bytes))
+        else:
+            self._log.warning("nvml_failed", error=str(reading))
+            self._dispatch(events.DeviceReport("nvml", detail=str(reading)))
+
+    def _look_whether_ready(self) -> None:
+        if self._ready.written:
+            return
+        try:
+            self._ready.offer(self._machine.status(time.monotonic_ns()))
+        except Exception:
+            self._log.exception("ready_file_failed", path=str(self._config.ready_file))
+
+
+def error_reply(error: XlmError, request_id: int, cause: str) -> messages.Error:
+    """The wire form of an error."""
+    return messages.Error(
+        id=request_id, cause=cause, code=error.code, message=error.message, fault=error.fault,
+        retryable=error.retryable, hint=error.hint,
+    )  # fmt: skip
+
+
+def machine_timing(config: Config) -> settings.Timing:
+    return settings.Timing(heartbeat_ns=int(config.heartbeat_ms * settings.MS))
+
+
+def _crash_log() -> Path:
+    return platformdirs.user_log_path("xlm") / "engine_log"

@@ -1,0 +1,117 @@
+"""One broker per endpoint: an operating-system file lock held for the broker's whole life.
+
+The kernel releases it however the process ends, so a ``kill -9`` leaves nothing
+to clean up by hand. The file itself may stay behind; only the lock counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import IO
+
+from xlm.errors import EndpointError
+from xlm.protocol.endpoints import Endpoint
+from xlm_broker.folders import runtime_folder
+
+if sys.platform == "win32":
+    import msvcrt
+
+    # Locked far behind the content, so that other processes can still read who holds it.
+    _LOCK_OFFSET = 1 << 30
+
+    def _try_lock(file: IO[str]) -> bool:
+        file.seek(_LOCK_OFFSET)
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def _try_lock(file: IO[str]) -> bool:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+class EndpointLock:
+    """Exclusive right to serve one endpoint. Not thread-safe; owns the open file while held."""
+
+    def __init__(self, path: Path, endpoint: str) -> None:
+        self._path = path
+        self._endpoint = endpoint
+        self._file: IO[str] | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._file is not None
+
+    def acquire(self) -> None:
+        """Takes the lock or raises EndpointError: ``endpoint_in_use`` (names the holder) or ``endpoint_forbidden``."""
+        while self._file is None:
+            file = self._open()
+            if not _try_lock(file):
+                file.close()
+                raise self._in_use()
+            if self._is_current(file):
+                self._file = file
+            else:  # its last holder removed the file between our open and our lock
+                file.close()
+        self._write_holder(self._file)
+
+    def release(self) -> None:
+        """Removes the file and gives the lock back; safe to call twice."""
+        if self._file is None:
+            return
+        if sys.platform != "win32":  # there, an open file cannot be removed; the empty lock file stays
+            self._path.unlink(missing_ok=True)
+        self._file.close()
+        self._file = None
+
+    def _open(self) -> IO[str]:
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise EndpointError(
+                f"cannot open the lock file {self._path}: {error.strerror}", code="endpoint_forbidden"
+            ) from error
+        return os.fdopen(descriptor, "r+", encoding="utf-8")
+
+    def _is_current(self, file: IO[str]) -> bool:
+        try:
+            on_disk = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(on_disk, os.fstat(file.fileno()))
+
+    def _write_holder(self, file: IO[str]) -> None:
+        file.seek(0)
+        file.truncate()
+        file.write(json.dumps({"pid": os.getpid(), "endpoint": self._endpoint}))
+        file.flush()
+
+    def _in_use(self) -> EndpointError:
+        return EndpointError(f"another broker{self._holder()} already serves {self._endpoint}", code="endpoint_in_use")
+
+    def _holder(self) -> str:
+        try:
+            pid = json.loads(self._path.read_text(encoding="utf-8"))["pid"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+        return f" (process {pid})"
+
+
+def lock_path(endpoint: Endpoint) -> Path:
+    """The lock file of an endpoint: beside the socket, or for tcp in the user's runtime folder."""
+    if endpoint.path is not None:
+        return endpoint.path.with_name(endpoint.path.name + ".lock")
+    name = re.sub(r"[^0-9A-Za-z.]", "_", endpoint.host)
+    return runtime_folder() / f"tcp-{name}-{endpoint.port or os.getpid()}.lock"
