@@ -1,0 +1,171 @@
+"""``xlm chat``: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import platformdirs
+import typer
+from rich.console import Console
+
+import xlm
+from xlm.errors import Cancelled, ContextOverflow, XlmError
+from xlm_broker.cli.common import ended_like_ctrl_c, error_text
+
+HELP = """\
+/new              begin a new conversation
+/budget SIZE      the model may use at most SIZE of the device (96MiB, 0, all)
+/status           what the broker holds
+/help             this text
+/quit             leave (or Ctrl-D); Ctrl-C stops an answer"""
+
+
+def chat(
+    endpoint: Annotated[str, typer.Option("--endpoint", "-e", help="Where the broker listens.")] = "",
+    system: Annotated[str, typer.Option("--system", "-s", help="Who the model is.")] = "You are a helpful assistant.",
+    once: Annotated[str | None, typer.Option("--once", help="Ask this, print the answer, leave.")] = None,
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="Start a private broker with this model (a GGUF file, or demo).")
+    ] = "",
+    device: Annotated[str, typer.Option(help="With --model: auto, cuda, vulkan, sim or cpu.")] = "auto",
+    budget: Annotated[str, typer.Option(help="At most this much device memory, like 96MiB.")] = "",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0.0, max=10.0, help="0: always the likeliest token.")] = 0.8,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="The same seed, the same answers.")] = None,
+) -> None:
+    """Talks to the model of a running broker, or of a private one that ends with the conversation.
+
+    Examples:
+
+      xlm chat --model demo
+
+      xlm chat --once "What do you sell?" --system "You are Greta, a blacksmith."
+
+      xlm chat --endpoint tcp://127.0.0.1:17861 --temperature 0
+    """
+    options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    with (
+        ended_like_ctrl_c(),
+        _endpoint(endpoint, model, device) as where,
+        xlm.connect(where or None, name="xlm chat") as client,
+    ):
+        if budget:
+            client.set_budget(parse_budget(budget))
+        talk = Chat(client, system, options)
+        talk.once(once) if once is not None else talk.loop()
+
+
+@contextlib.contextmanager
+def _endpoint(endpoint: str, model: str, device: str) -> Iterator[str]:
+    """The endpoint to talk to; with ``model`` that of a broker that lives as long as the context."""
+    if not model:
+        yield endpoint
+        return
+    if endpoint:
+        raise typer.BadParameter("give --endpoint (a running broker) or --model (a private one), not both")
+    from xlm_broker.demo.process import PrivateBroker
+
+    notes = Console(stderr=True, highlight=False)
+    log = platformdirs.user_log_path("xlm") / "chat-broker.log"  # of the last chat: an error can be looked up later
+    with PrivateBroker(["--model", model, "--device", device], log) as broker:
+        with notes.status("starting the broker ...") as spinner:
+            broker.wait_until_loaded(lambda waited_s: spinner.update(f"loading the model ... {waited_s:.0f} s"))
+        yield broker.endpoint
+
+
+def parse_budget(text: str) -> str | None:
+    """What set_budget takes; "all" lifts the cap."""
+    return None if text.strip().lower() == "all" else text.strip()
+
+
+@dataclass
+class Chat:
+    """One conversation with a person. ``options`` go to ``say``."""
+
+    client: xlm.Client
+    system: str
+    options: dict[str, Any]
+
+    def once(self, text: str) -> None:
+        """One question, the answer on standard output."""
+        with self.client.open_session(system=self.system) as session:
+            for piece in session.say(text, **self.options):
+                _write(piece)
+        _write("\n")
+
+    def loop(self) -> None:
+        """Asks and answers until the person leaves."""
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - line editing and history for input()
+        if sys.stdin.isatty():
+            print("Type a message; /help shows what else there is.")
+        while self._conversation():
+            print("A new conversation.")
+
+    def _conversation(self) -> bool:
+        """True: the person wants a new one."""
+        with self.client.open_session(system=self.system) as session:
+            for line in _lines():
+                if line in ("/new", "/quit", "/exit"):
+                    return line == "/new"
+                self._line(session, line)
+        return False
+
+    def _line(self, session: Any, line: str) -> None:
+        try:
+            if line.startswith("/"):
+                print(self._command(line))
+            else:
+                self._answer(session, line)
+        except ContextOverflow as error:
+            print(f"\n{error_text(error)}\n/new begins a new conversation.", file=sys.stderr)
+        except XlmError as error:
+            if not error.retryable and error.fault != "caller":
+                raise
+            print(f"\n{error_text(error)}", file=sys.stderr)
+
+    def _answer(self, session: Any, text: str) -> None:
+        reply = session.say(text, **self.options)
+        try:
+            for piece in reply:
+                _write(piece)
+        except KeyboardInterrupt:
+            with contextlib.suppress(Cancelled):
+                reply.cancel()
+            _write(" [stopped]")
+        _write("\n")
+
+    def _command(self, line: str) -> str:
+        name, _, value = line.partition(" ")
+        if name == "/budget":
+            lease = self.client.set_budget(parse_budget(value))
+            return (
+                f"{lease.granted_bytes} bytes granted, {lease.used_bytes} used, released in {lease.release_ms:.2f} ms"
+            )
+        if name == "/status":
+            return json.dumps(dict(self.client.status()), indent=2, default=str)
+        return HELP if name == "/help" else f"{name} is no command\n{HELP}"
+
+
+def _lines() -> Iterator[str]:
+    """What the person types, without empty lines, until the end of input. Ctrl-C at the prompt leaves."""
+    prompt = "> " if sys.stdin.isatty() else ""
+    while True:
+        try:
+            line = input(prompt).strip()
+        except (EOFError, KeyboardInterrupt):
+            if prompt:
+                print()
+            return
+        if line:
+            yield line
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

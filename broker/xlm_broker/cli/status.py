@@ -1,0 +1,105 @@
+"""``xlm status``: what a running broker says about itself."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+import xlm
+
+_WATCH_S = 1.0
+_MIB = 1 << 20
+
+
+def status(
+    endpoint: Annotated[str, typer.Option("--endpoint", "-e", help="Where the broker listens.")] = "",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The whole answer as JSON (one object a line with --watch).")
+    ] = False,
+    wait: Annotated[float, typer.Option(min=0.0, help="How long to wait for a broker, in seconds.")] = 2.0,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every second, until Ctrl-C.")] = False,
+) -> None:
+    """Shows device, budget, memory in use, schedule, engine, clients and sessions of a running broker.
+
+    Examples:
+
+      xlm status
+
+      xlm status --json | jq .budget
+
+      xlm status --watch --endpoint tcp://127.0.0.1:17861
+    """
+    with xlm.connect(endpoint or None, name="xlm status", timeout=wait) as client:
+        if as_json:
+            _print_json(client, watch)
+        elif watch:
+            _watch(client)
+        else:
+            Console(highlight=False).print(page(client.status()))
+
+
+def _print_json(client: xlm.Client, watch: bool) -> None:
+    while True:
+        print(json.dumps(dict(client.status()), indent=None if watch else 2, default=str), flush=True)
+        if not watch:
+            return
+        time.sleep(_WATCH_S)
+
+
+def _watch(client: xlm.Client) -> None:
+    with Live(page(client.status()), console=Console(highlight=False), auto_refresh=False) as live:
+        while True:
+            time.sleep(_WATCH_S)
+            live.update(page(client.status()), refresh=True)
+
+
+def page(status: Mapping[str, Any]) -> RenderableType:
+    """The answer for people: one block a part, sizes in MiB, empty parts left out."""
+    parts: list[RenderableType] = []
+    for name in ("broker", "engine", "device", "budget", "schedule", "throughput"):
+        if status.get(name):
+            parts.append(_block(name, status[name]))
+    for name in ("clients", "sessions"):
+        parts += [_block(f"{name[:-1]} {number}", entry) for number, entry in enumerate(status.get(name) or [], 1)]
+    return Group(*parts) if parts else Text("the broker reported nothing")
+
+
+def _block(title: str, values: Mapping[str, Any]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", min_width=10)
+    table.add_column(style="grey62")
+    table.add_column()
+    for index, (key, value) in enumerate(flat(values)):
+        table.add_row(title if index == 0 else "", key, value)
+    return table
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """(name, text) of each value, nested maps with dotted names."""
+    rows: list[tuple[str, str]] = []
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            rows += flat(value, f"{name}.")
+        else:
+            rows.append((name, shown(name, value)))
+    return rows
+
+
+def shown(name: str, value: object) -> str:
+    """Bytes as MiB, other numbers short, the rest as it is."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no"}.get(bool(value), "") if value is not None else "-"
+    if isinstance(value, (int, float)) and name.endswith(("_bytes", "bytes_streamed")):
+        return f"{value / _MIB:.1f} MiB"
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return ", ".join(str(item) for item in value) if isinstance(value, (list, tuple)) else str(value)

@@ -1,0 +1,143 @@
+"""The ``xlm`` command as a user runs it, against the SDK's fake broker."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner
+
+from xlm.protocol import messages
+from xlm.testing import FakeBroker
+from xlm_broker import broker_version
+from xlm_broker.cli import tools
+from xlm_broker.cli.chat import parse_budget
+from xlm_broker.cli.status import flat, shown
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    with FakeBroker(answer="Aye, I can. 🔨") as fake:
+        yield fake
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
+    """``run("status", "--json")`` → (exit code, stdout, stderr), through the real entry point."""
+
+    def call(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["xlm", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        with pytest.raises(SystemExit) as end:
+            tools.main()
+        captured = capsys.readouterr()
+        return int(end.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def test_version(run) -> None:  # type: ignore[no-untyped-def]
+    assert run("--version") == (0, f"xlm {broker_version()}\n", "")
+
+
+@pytest.mark.parametrize("command", ["demo", "chat", "status", "doctor"])
+def test_help_has_an_example(command: str) -> None:
+    result = CliRunner().invoke(tools.app, [command, "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    assert "Example" in result.output
+    assert f"xlm {command}" in result.output
+
+
+def test_a_wrong_option_is_a_usage_error(run) -> None:  # type: ignore[no-untyped-def]
+    code, _, err = run("demo", "--seconds", "1")
+    assert code == 2
+    assert "seconds" in err
+
+
+def test_chat_once_prints_the_answer_and_nothing_else(run, broker: FakeBroker) -> None:  # type: ignore[no-untyped-def]
+    code, out, err = run("chat", "-e", broker.endpoint, "--once", "Can you?", "--system", "Greta", "--temperature", "0")
+    assert (code, out, err) == (0, "Aye, I can. 🔨\n", "")
+    assert broker.wait_for(messages.OpenSession).system == "Greta"
+    said = broker.wait_for(messages.Say)
+    assert (said.text, said.sampling.temperature, said.max_tokens) == ("Can you?", 0.0, 256)
+
+
+def test_chat_takes_lines_and_commands(run, broker: FakeBroker) -> None:  # type: ignore[no-untyped-def]
+    lines = "Hello\n\n/budget 96MiB\n/nonsense\n/new\nAgain\n/quit\nnever said\n"
+    code, out, err = run("chat", "-e", broker.endpoint, stdin=lines)
+    assert (code, err) == (0, "")
+    assert out.count("Aye, I can.") == 2
+    assert f"{96 << 20} bytes granted" in out
+    assert "/nonsense is no command" in out
+    assert [one.text for one in broker.requests if isinstance(one, messages.Say)] == ["Hello", "Again"]
+    assert len([one for one in broker.requests if isinstance(one, messages.OpenSession)]) == 2
+
+
+def test_chat_goes_on_after_a_mistake(run, broker: FakeBroker) -> None:  # type: ignore[no-untyped-def]
+    broker.fail_next("say", "context_overflow", "the conversation is too long")
+    code, out, err = run("chat", "-e", broker.endpoint, stdin="Hello\n/budget lots\nAgain\n")
+    assert code == 0
+    assert "the conversation is too long" in err
+    assert "/new begins a new conversation" in err
+    assert "'lots' is not a size" in err
+    assert "Aye, I can." in out
+
+
+def test_chat_caps_its_budget(run, broker: FakeBroker) -> None:  # type: ignore[no-untyped-def]
+    assert run("chat", "-e", broker.endpoint, "--budget", "64MiB", "--once", "Hi")[0] == 0
+    assert broker.wait_for(messages.SetBudget).cap_bytes == 64 << 20
+
+
+def test_an_engine_that_failed_ends_the_chat(run, broker: FakeBroker) -> None:  # type: ignore[no-untyped-def]
+    broker.fail_next("say", "engine_failed", "it died five times")
+    code, _, err = run("chat", "-e", broker.endpoint, "--once", "Hi")
+    assert code == 69
+    assert err.startswith("error: it died five times\nhint:  ")
+
+
+def test_status_json_has_every_part(run, broker: FakeBroker) -> None:  # type: ignore[no-untyped-def]
+    code, out, _ = run("status", "-e", broker.endpoint, "--json")
+    answer = json.loads(out)
+    assert code == 0
+    assert set(answer) == {f for f in messages.Status.__struct_fields__ if f not in ("id", "cause")}
+    assert answer["engine"]["state"] == "ready"
+
+
+def test_status_for_people_names_parts_and_sizes(run, broker: FakeBroker) -> None:  # type: ignore[no-untyped-def]
+    code, out, _ = run("status", "--endpoint", broker.endpoint)
+    assert code == 0
+    for words in ("device", "total_bytes", "256.0 MiB", "client 1", "xlm status"):
+        assert words in out
+
+
+def test_no_broker_is_one_line_and_a_hint(run, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    code, out, err = run("status", "-e", f"ipc://{tmp_path}/nobody.sock", "--wait", "0.2")
+    assert (code, out) == (69, "")
+    assert err.splitlines()[0].startswith("error: no broker answers at ipc://")
+    assert err.splitlines()[1].startswith("hint: ")
+    assert len(err.splitlines()) == 2
+
+
+def test_an_endpoint_elsewhere_is_refused(run) -> None:  # type: ignore[no-untyped-def]
+    code, _, err = run("status", "-e", "tcp://192.0.2.1:5000")
+    assert code == 3
+    assert "this machine only" in err
+
+
+def test_chat_with_a_model_and_an_endpoint_is_a_usage_error(run) -> None:  # type: ignore[no-untyped-def]
+    code, _, err = run("chat", "--model", "demo", "-e", "ipc:///tmp/x.sock")
+    assert code == 2
+    assert "not both" in err
+
+
+def test_values_for_people() -> None:
+    assert flat({"a": {"b_bytes": 3 << 20, "c": {"d": None}}, "e": [1, 2]}) == [
+        ("a.b_bytes", "3.0 MiB"),
+        ("a.c.d", "-"),
+        ("e", "1, 2"),
+    ]
+    assert [shown("x", value) for value in (True, False, 1.234, "s")] == ["yes", "no", "1.23", "s"]
+    assert [parse_budget(text) for text in ("all", " 96MiB ", "0")] == [None, "96MiB", "0"]

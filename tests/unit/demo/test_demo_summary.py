@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from demo_runs import ABOUT, DEMAND_BYTES, MIB, turn, whole_run
+
+from xlm_broker.demo.record import Frame
+from xlm_broker.demo.summary import (
+    failed,
+    frame_times,
+    headline,
+    mib,
+    page,
+    percentile,
+    speaking_seconds,
+    summarise,
+    tokens_between,
+    verdicts,
+)
+from xlm_broker.demo.verify import Comparison, compare
+
+
+def test_percentiles_are_nearest_rank() -> None:
+    values = [float(n) for n in range(1, 101)]
+    assert percentile(values, 50) == 50.0
+    assert percentile(values, 99) == 99.0
+    assert percentile(values, 0) == 1.0
+    assert percentile([7.0], 99) == 7.0
+    assert percentile([], 50) is None
+
+
+def test_frame_times_count_late_frames() -> None:
+    frames = [Frame(0.0, 3.0, 2.0)] * 98 + [Frame(0.0, 17.0, 16.0)] * 2
+    figures = frame_times(frames)
+    assert figures == {"count": 100, "p50_ms": 3.0, "p99_ms": 17.0, "max_ms": 17.0, "late": 2, "work_p50_ms": 2.0}
+
+
+def test_speaking_time_counts_overlaps_once_and_silence_not_at_all() -> None:
+    one, two = turn("Greta", 0, 0.0, 10), turn("Odo", 0, 0.5, 10)  # 0.0 to 1.0 and 0.5 to 1.5
+    assert speaking_seconds([one, two], 0.0, 10.0) == pytest.approx(1.5)
+    assert speaking_seconds([one, two], 1.0, 1.2) == pytest.approx(0.2)
+    slow = turn("Greta", 0, 0.0, 3, every_s=5.0)  # five seconds between tokens is silence
+    assert speaking_seconds([slow], 0.0, 20.0) == 0.0
+
+
+def test_tokens_between_takes_the_start_and_not_the_end() -> None:
+    turns = [turn("Greta", 0, 0.0, 4, every_s=0.25)]  # at 0.25, 0.5, 0.75, 1.0
+    assert tokens_between(turns, 0.25, 1.0) == 3
+
+
+def test_the_summary_has_every_figure_and_is_strict_json() -> None:
+    summary = summarise(whole_run(), ABOUT, Comparison(120, 0, 6))
+    text = json.dumps(summary, allow_nan=False)
+    assert json.loads(text) == summary
+    assert summary["over_budget_events"] == 0
+    assert summary["lossless"]["different"] == 0
+    assert summary["frames"]["with_model"]["late"] == 1
+    assert summary["frames"]["without_model"]["p50_ms"] == 2.0
+    assert summary["tokens"] == {"total": 280, "Greta": 140, "Odo": 140}
+    reclaims = [change for change in summary["budget_changes"] if change["reclaim"]]
+    assert summary["reclaims"]["count"] == len(reclaims) == 4
+    assert summary["reclaims"]["release_max_ms"] == 0.5
+    assert all({"from_bytes", "to_bytes", "release_ms", "deadline_met"} <= change.keys() for change in reclaims)
+    assert summary["dialogues"][0]["answer"].startswith("word word")
+
+
+def test_phase_figures() -> None:
+    summary = summarise(whole_run(), ABOUT, None)
+    menu, load = summary["phases"][:2]
+    assert menu["budget_bytes"] == menu["used_bytes_max"] == DEMAND_BYTES
+    assert menu["tokens_per_s"] == pytest.approx(10.0, rel=0.5)
+    assert load["budget_bytes"] < menu["budget_bytes"]
+    assert load["bytes_streamed"] == 4 * MIB
+    assert sum(phase["tokens"] for phase in summary["phases"]) == summary["tokens"]["total"]
+
+
+@pytest.mark.parametrize(
+    ("over", "different", "bad"), [(0, 0, False), (1, 0, True), (0, 5, True)], ids=["good", "over", "changed"]
+)
+def test_broken_promises_fail_the_run(over: int, different: int, bad: bool) -> None:
+    summary = summarise(whole_run(), ABOUT, Comparison(120, different, 6, "Odo, turn 2" if different else ""))
+    summary["over_budget_events"] = over
+    assert failed(summary) is bad
+    assert ("FAILED" in [state for state, _ in verdicts(summary)]) is bad
+
+
+def test_a_missed_deadline_is_late_and_no_failure() -> None:
+    record = whole_run()
+    record.changes[1] = replace(record.changes[1], deadline_met=False)
+    summary = summarise(record, ABOUT, None)
+    assert ("late", "3 of 4 reclaims met their deadline") in verdicts(summary)
+    assert not failed(summary)
+
+
+def test_a_replay_that_compared_nothing_proves_nothing() -> None:
+    summary = summarise(whole_run(), ABOUT, Comparison(0, 0, 0))
+    assert ("late", "lossless: no answer was complete in both runs, so nothing was compared") in verdicts(summary)
+    assert "changed" not in headline(summary)
+
+
+def test_headline_and_page_tell_the_figures() -> None:
+    summary = summarise(whole_run(), ABOUT, Comparison(120, 0, 6))
+    summary["timeline"] = "out/timeline.png"
+    assert headline(summary) == "The game took its VRAM back 4 times, each within 0.5 ms; 0 of 120 tokens changed."
+    text = "\n".join(page(summary, "out"))
+    for words in ("boss fight", "0 of 120 tokens differ", "out/summary.json", "virtual GPU (exact mode)", "Greta 140"):
+        assert words in text
+
+
+def test_a_restart_is_told_and_routine_notices_are_not() -> None:
+    record = whole_run()
+    record.notices = [(3.0, "budget_changed", ""), (24.5, "engine_restarting", "signal 11")]
+    summary = summarise(record, ABOUT, Comparison(120, 0, 6))
+    text = "\n".join(page(summary, "out"))
+    assert "the engine died and was restarted at 24.5 s" in text
+    assert text.count("  note  ") == 1
+    assert not failed(summary)
+
+
+def test_sizes_for_people() -> None:
+    assert [mib(None), mib(0), mib(3 * MIB // 2)] == ["?", "0", "1.5 MiB"]
+
+
+def test_compare_counts_by_position_over_finished_turns() -> None:
+    story = [turn("Greta", 0, 0.0, 4), turn("Odo", 0, 0.0, 4), turn("Odo", 1, 5.0, 4, ended=False)]
+    again = [turn("Greta", 0, 0.0, 4), turn("Odo", 0, 0.0, 4), turn("Odo", 1, 5.0, 4)]
+    assert compare(story, again) == Comparison(8, 0, 2)
+    again[1].token_ids = [0, 1, 9]
+    assert compare(story, again) == Comparison(8, 2, 2, "Odo, turn 1")
