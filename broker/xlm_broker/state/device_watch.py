@@ -116,7 +116,7 @@ class DeviceWatch:
         if budget_bytes < self._last_budget_bytes:
             self._rates.clear()
         self._last_budget_bytes = budget_bytes
-        if stats.tokens_per_s <= 0 or stats.n_active <= 0 or not stats.settled or self._engine.lost:
+        if not self._can_spill() or stats.tokens_per_s <= 0 or stats.n_active <= 0 or not stats.settled:
             return
         best = self._rates.get(stats.n_active, 0.0) * DECAY
         if len(self._rates) < MAX_RATES or stats.n_active in self._rates:
@@ -125,6 +125,11 @@ class DeviceWatch:
         self._strikes = self._strikes + 1 if collapsed else 0
         if self._strikes >= STRIKES:
             self._spilled(stats, budget_bytes)
+
+    def _can_spill(self) -> bool:
+        """Only a driver spills: the virtual GPU refuses what is over its cap, and slowness there means a busy CPU."""
+        facts = self._engine.device
+        return not self._engine.lost and facts is not None and facts.kind not in ("none", "sim")
 
     def _near(self, budget_bytes: int, card: Card) -> bool:
         room = (card.total_bytes or 0) - (card.foreign_bytes or 0)

@@ -263,13 +263,13 @@ def game(broker: Broker, code: str) -> subprocess.Popen[str]:
 def test_killed_game_loses_its_lease(short_path: Path) -> None:
     with running(short_path, "--budget-from-game") as broker:
         broker.ready()
+        child = game(broker, CAPPED)  # first: a raw client sends no heartbeats while it waits for a process to start
         with connected(broker) as client:
-            before = client.ask(messages.SetBudget(cap_bytes=6 << 20), messages.Lease).granted_bytes
-            child = game(broker, CAPPED)
+            client.ask(messages.SetBudget(cap_bytes=6 << 20), messages.Lease)
             assert client.status().budget["effective_bytes"] == 1 << 20
             child.kill()
             child.wait()
-            eventually(lambda: client.status().budget["effective_bytes"] == before, "its cap ends with it")
+            eventually(lambda: client.status().budget["effective_bytes"] == 6 << 20, "its cap ends with it")
             assert [entry["name"] for entry in client.status().clients] == ["test"]
 
 

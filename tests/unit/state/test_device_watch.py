@@ -164,8 +164,20 @@ def generate(world: World, rate: float, times: int = 1, **fields: object) -> Non
         world.engine_says(link.Stats(budget_bytes=world.engine.budget_bytes, n_active=1, **values))  # type: ignore[arg-type]
 
 
-def test_spilling_is_named_and_the_budget_retreats() -> None:
+def on_real_card(world: World) -> World:
+    world.engine.device = link.DeviceFacts(kind="cuda", total_bytes=CARD)
+    return world
+
+
+def test_the_virtual_gpu_does_not_spill() -> None:
     world = World().boot()
+    generate(world, 40.0, 5)
+    generate(world, 4.0, 20)
+    assert world.effective == CARD
+
+
+def test_spilling_is_named_and_the_budget_retreats() -> None:
+    world = on_real_card(World()).boot()
     world.join(b"game")
     generate(world, 40.0, 5)
     generate(world, 4.0, 3)
@@ -189,7 +201,7 @@ def test_slow_for_another_reason_is_not_spilling() -> None:
         ({"n_active": 0}, BudgetSettings()),
     ]
     for fields, budget in cases:
-        world = World(budget=budget).boot()
+        world = on_real_card(World(budget=budget)).boot()
         before = world.effective
         for rate in [40.0] * 5 + [4.0] * 20:
             values: dict[str, object] = {"n_active": 1, "tokens_per_s": rate, **fields}
