@@ -74,7 +74,7 @@ def npm_pack(folder: Path) -> Path:
 
 
 def extract(archive: Path, out: Path) -> None:
-    """Takes the Vulkan library and, for the comparison, the package's own ggml-base. Each appears whole or not at all."""
+    """Takes the Vulkan library and, for the comparison, the package's own ggml-base. Each appears whole or not."""
     with tarfile.open(archive) as tar:
         for name, target in ((LIBRARY, LIBRARY), (BASE, REFERENCE_BASE)):
             source = tar.extractfile(MEMBER + name)
@@ -121,7 +121,7 @@ def header_counts() -> dict[str, int]:
     text = header.read_text(encoding="utf-8")
     counts = {}
     for enum, prefix in (("ggml_op", "OP"), ("ggml_unary_op", "UNARY_OP"), ("ggml_glu_op", "GLU_OP")):
-        body = re.search(r"enum %s \{(.*?)\};" % enum, text, re.DOTALL)
+        body = re.search(rf"enum {enum} \{{(.*?)\}};", text, re.DOTALL)
         names = re.findall(rf"^\s*GGML_{prefix}_\w+", body.group(1), re.MULTILINE) if body else []
         counts[enum] = len([name for name in names if not name.endswith("_COUNT")])
     types = re.search(r"GGML_TYPE_COUNT\s*=\s*(\d+)", text)

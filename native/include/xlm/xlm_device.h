@@ -141,6 +141,9 @@ typedef struct xlm_stats {
     uint64_t scratch_need_decode_bytes;   /* device scratch an all-device step of 1 token needs (largest seen) */
     uint64_t scratch_need_prefill_bytes;  /* the same for the largest step seen */
     uint64_t prefill_tokens_seen;         /* tokens of that largest step */
+    uint64_t n_device_refusals;           /* allocations the device refused though the budget allowed them */
+    uint64_t n_replays;                   /* steps run again on the CPU because the device was lost in them */
+    uint64_t pageable_host_bytes;         /* host buffers that could not be pinned, since open: uploads from them are slower */
 } xlm_stats;
 
 /* -- life -------------------------------------------------------------- */

@@ -1,0 +1,231 @@
+#include "analyse.hpp"
+
+#include "ggml-impl.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace xlm {
+
+bool is_view_op(ggml_op op) {
+    return op == GGML_OP_NONE || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE ||
+           op == GGML_OP_TRANSPOSE;
+}
+
+namespace {
+
+bool is_norm(ggml_op op) {
+    return op == GGML_OP_RMS_NORM || op == GGML_OP_NORM || op == GGML_OP_GROUP_NORM;
+}
+
+class Analysis {
+public:
+    Analysis(const ggml_cgraph & graph, Resolver & resolver) : graph_(graph), resolver_(resolver) {}
+
+    GraphInfo run() {
+        info_.uid = graph_.uid;
+        info_.nodes_pointer = graph_.nodes;
+        info_.nodes.resize(static_cast<size_t>(graph_.n_nodes));
+        owners_.assign(info_.nodes.size(), nullptr);
+        for (int i = 0; i < graph_.n_nodes; i++)
+            visit(i);
+        find_escapes();
+        find_units();
+        for (size_t r = 0; r < info_.roots.size(); r++)
+            if (info_.roots[r].cls == RootClass::activation && info_.roots[r].producer < 0)
+                info_.inputs.push_back(static_cast<int>(r));
+        return std::move(info_);
+    }
+
+private:
+    int root_of(ggml_tensor * tensor) {
+        ggml_tensor * root = tensor->view_src ? tensor->view_src : tensor;
+        const auto [it, fresh] = root_index_.try_emplace(root, static_cast<int>(info_.roots.size()));
+        if (fresh) add_root(root);
+        return it->second;
+    }
+
+    void add_root(ggml_tensor * tensor) {
+        Root root;
+        root.tensor = tensor;
+        root.cls = resolver_.classify(tensor, root.weight, root.state);
+        if (root.cls == RootClass::activation) root.device_bytes = resolver_.device_bytes(tensor);
+        info_.roots.push_back(root);
+    }
+
+    void visit(int i) {
+        ggml_tensor * node = graph_.nodes[i];
+        Node & entry = info_.nodes[static_cast<size_t>(i)];
+        entry.view = is_view_op(node->op);
+        entry.first_source = static_cast<uint32_t>(info_.sources.size());
+        for (ggml_tensor * source : node->src) {
+            if (!source) continue;
+            uses_[source]++;
+            read(i, source);
+        }
+        entry.n_sources = static_cast<uint32_t>(info_.sources.size()) - entry.first_source;
+        const int own = root_of(node);
+        touch(own, i);
+        if (!entry.view) write(i, own);
+        if (node->op == GGML_OP_MUL_MAT && info_.n_tokens == 0)
+            info_.n_tokens = static_cast<uint32_t>(node->src[1]->ne[1]);
+    }
+
+    void touch(int root, int node) { info_.roots[static_cast<size_t>(root)].last_use = node; }
+
+    void read(int i, ggml_tensor * source) {
+        const int root = root_of(source);
+        touch(root, i);
+        Node & entry = info_.nodes[static_cast<size_t>(i)];
+        if (entry.view) return;
+        info_.sources.push_back(root);
+        const Root & data = info_.roots[static_cast<size_t>(root)];
+        if (data.cls == RootClass::foreign) entry.cpu_only = true;
+        if (data.cls == RootClass::weight) read_weight(i, *data.weight);
+        if (data.cls == RootClass::state && data.state->sublayer && !owners_[static_cast<size_t>(i)])
+            owners_[static_cast<size_t>(i)] = data.state->sublayer;
+    }
+
+    void read_weight(int i, Weight & weight) {
+        const ggml_op op = graph_.nodes[i]->op;
+        SubLayer & sublayer = *weight.sublayer;
+        const bool by_row =
+            op == GGML_OP_GET_ROWS && sublayer.kind != XLM_KIND_SMALL && sublayer.kind != XLM_KIND_EXPERTS;
+        if (sublayer.kind == XLM_KIND_LOOKUP || by_row) {
+            info_.nodes[static_cast<size_t>(i)].cpu_only = true; // a table of rows is read where it lies
+            return;
+        }
+        sublayer.seen_multiplied = true;
+        if (sublayer.kind != XLM_KIND_SMALL) owners_[static_cast<size_t>(i)] = &sublayer;
+    }
+
+    void write(int i, int own) {
+        ggml_tensor * node = graph_.nodes[i];
+        Node & entry = info_.nodes[static_cast<size_t>(i)];
+        Root & root = info_.roots[static_cast<size_t>(own)];
+        entry.root = own;
+        entry.partial = node->view_src != nullptr;
+        root.written = true;
+        if (root.cls == RootClass::activation) {
+            if (!entry.partial) root.producer = i;
+        } else if (root.cls == RootClass::state) {
+            write_state(i, own);
+        } else {
+            entry.cpu_only = true; // writes into weights
+        }
+        if (!entry.cpu_only && !resolver_.device_supports(node)) entry.cpu_only = true;
+    }
+
+    void write_state(int i, int own) {
+        ggml_tensor * node = graph_.nodes[i];
+        const bool by_row = node->op == GGML_OP_SET_ROWS && node->src[1]->op == GGML_OP_NONE && !node->src[1]->view_src;
+        info_.state_writes.push_back({i, own, by_row ? node->src[1] : nullptr});
+        if (node->op != GGML_OP_SET_ROWS) info_.replayable = false;
+        if (State * state = info_.roots[static_cast<size_t>(own)].state;
+            state->sublayer && !owners_[static_cast<size_t>(i)])
+            owners_[static_cast<size_t>(i)] = state->sublayer;
+    }
+
+    // Results that live on: flagged, used by nodes outside of this graph, used by nobody here,
+    // or written into memory that was there before.
+    void find_escapes() {
+        for (int i = 0; i < graph_.n_nodes; i++) {
+            const ggml_tensor * node = graph_.nodes[i];
+            const int uses = ggml_node_get_use_count(&graph_, i), here = uses_[node];
+            const bool sink = here == 0 && !info_.nodes[static_cast<size_t>(i)].view;
+            if (!(node->flags & GGML_TENSOR_FLAG_OUTPUT) && uses <= here && !sink) continue;
+            info_.roots[static_cast<size_t>(root_index_[node->view_src ? node->view_src : node])].escapes = true;
+        }
+        for (Root & root : info_.roots)
+            if (root.producer < 0 && root.written) root.escapes = true;
+    }
+
+    // Where the sub-layer of node i begins, the one before having ended at node `after`: behind the last norm
+    // between them and its scale. Backends fuse the residual ADD with the norm after it and the norm with its
+    // scale; a cut inside would round differently from a graph without one.
+    int border(int after, int i) const {
+        for (int j = i; j > after; j--)
+            if (is_norm(graph_.nodes[j]->op)) return std::min(i, j + (is_scaled(j) ? 2 : 1));
+        return i;
+    }
+
+    bool is_scaled(int norm) const {
+        if (norm + 1 >= graph_.n_nodes) return false;
+        const ggml_tensor * next = graph_.nodes[norm + 1];
+        return next->op == GGML_OP_MUL && next->src[0] == graph_.nodes[norm];
+    }
+
+    void find_units() {
+        int last_owned = -1;
+        for (int i = 0; i < graph_.n_nodes; i++) {
+            SubLayer * owner = owners_[static_cast<size_t>(i)];
+            if (!owner) continue;
+            if (info_.units.empty())
+                info_.units.push_back({0, i, owner});
+            else if (info_.units.back().sublayer != owner)
+                start_unit(border(last_owned, i), owner);
+            last_owned = i;
+        }
+        if (info_.units.empty() && graph_.n_nodes > 0) info_.units.push_back({0, 0, nullptr});
+        if (!info_.units.empty()) info_.units.back().last = graph_.n_nodes - 1;
+        for (size_t u = 0; u < info_.units.size(); u++)
+            for (int i = info_.units[u].first; i <= info_.units[u].last; i++)
+                info_.nodes[static_cast<size_t>(i)].owner = static_cast<int>(u);
+    }
+
+    void start_unit(int first, SubLayer * owner) {
+        info_.units.back().last = first - 1;
+        info_.units.push_back({first, first, owner});
+    }
+
+    const ggml_cgraph & graph_;
+    Resolver & resolver_;
+    GraphInfo info_;
+    std::unordered_map<const ggml_tensor *, int> root_index_;
+    std::unordered_map<const ggml_tensor *, int> uses_;
+    std::vector<SubLayer *> owners_;
+};
+
+// Inner backends fuse runs of nodes: the fused kernel reads the first node's sources while it
+// writes the last node's result, so the two must not share bytes although their lifetimes do not
+// meet. The longest pattern known (top-k of experts) spans ten nodes.
+constexpr int kFusionReach = 12;
+
+void extend(ScratchItem & item, int node) {
+    if (item.first < 0) item.first = node;
+}
+
+} // namespace
+
+GraphInfo analyse_graph(const ggml_cgraph & graph, Resolver & resolver) {
+    GraphInfo info = Analysis(graph, resolver).run();
+    std::vector<uint8_t> all(info.nodes.size());
+    for (size_t i = 0; i < all.size(); i++)
+        all[i] = !info.nodes[i].cpu_only;
+    std::vector<ScratchItem> items = scratch_items(info, all);
+    for (int r : info.inputs) // uploaded ahead of their first use, by as much as a segment
+        if (items[static_cast<size_t>(r)].first > 0) items[static_cast<size_t>(r)].first = 0;
+    info.scratch_need_bytes = plan_scratch(items, 256).peak_bytes;
+    return info;
+}
+
+std::vector<ScratchItem> scratch_items(const GraphInfo & info, const std::vector<uint8_t> & on_device) {
+    std::vector<ScratchItem> items(info.roots.size());
+    for (size_t i = 0; i < info.nodes.size(); i++) {
+        const Node & node = info.nodes[i];
+        if (!on_device[i] || node.view) continue;
+        for (uint32_t s = 0; s < node.n_sources; s++)
+            extend(items[static_cast<size_t>(info.sources[node.first_source + s])], static_cast<int>(i));
+        if (node.root >= 0) extend(items[static_cast<size_t>(node.root)], static_cast<int>(i));
+    }
+    for (size_t r = 0; r < items.size(); r++) {
+        const Root & root = info.roots[r];
+        if (root.cls != RootClass::activation) items[r].first = -1;
+        // Kept to the last use anywhere, so that a result is never lost before a CPU node or the end fetches it.
+        items[r].last = root.escapes ? static_cast<int>(info.nodes.size()) : root.last_use + kFusionReach;
+        items[r].bytes = root.device_bytes;
+    }
+    return items;
+}
+
+} // namespace xlm

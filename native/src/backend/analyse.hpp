@@ -1,0 +1,88 @@
+// Reads a graph once: which memory its nodes touch, and which sub-layer each
+// node belongs to. Touches no device and no tensor data.
+//
+// A *root* is a tensor that owns memory; views share their root. All tracking
+// of validity is by root.
+#pragma once
+
+#include "registry.hpp"
+#include "scratch_plan.hpp"
+
+#include <cstdint>
+#include <vector>
+
+namespace xlm {
+
+enum class RootClass : uint8_t {
+    activation,
+    weight,
+    state,
+    foreign, // constant of somebody else: what uses it runs on the CPU
+};
+
+// Answers about tensors that a graph alone cannot give.
+class Resolver {
+public:
+    virtual ~Resolver() = default;
+    virtual RootClass classify(const ggml_tensor * root, Weight *& weight, State *& state) = 0;
+    virtual bool device_supports(const ggml_tensor * node) = 0;
+    virtual uint64_t device_bytes(const ggml_tensor * root) = 0;
+};
+
+struct Root {
+    ggml_tensor * tensor = nullptr;
+    RootClass cls = RootClass::activation;
+    Weight * weight = nullptr;
+    State * state = nullptr;
+    int producer = -1;    // node that makes all of it; -1: there before the graph
+    int last_use = -1;    // last node that touches it
+    bool escapes = false; // somebody reads it after the graph
+    bool written = false; // by a node of this graph
+    uint64_t device_bytes = 0;
+};
+
+struct Node {
+    int owner = -1;       // index into GraphInfo::units, filled last
+    int root = -1;        // root it writes, -1 for views
+    bool view = false;    // moves no data
+    bool partial = false; // writes into a root that was there before
+    bool cpu_only = false;
+    uint32_t first_source = 0, n_sources = 0; // into GraphInfo::sources
+};
+
+// A maximal run of nodes of one sub-layer. nullptr: no weights anywhere near.
+struct Unit {
+    int first = 0, last = 0; // nodes, inclusive
+    SubLayer * sublayer = nullptr;
+};
+
+// A node that writes into a state; rows are read from `ids` before the graph runs.
+struct StateWrite {
+    int node = 0;
+    int root = 0;
+    const ggml_tensor * ids = nullptr; // nullptr: all bytes of the node's view
+};
+
+struct GraphInfo {
+    uint64_t uid = 0;
+    ggml_tensor ** nodes_pointer = nullptr;
+    uint64_t generation = 0;
+    std::vector<Root> roots;
+    std::vector<Node> nodes;
+    std::vector<int> sources; // roots read by nodes
+    std::vector<Unit> units;
+    std::vector<int> inputs; // activation roots that were there before the graph
+    std::vector<StateWrite> state_writes;
+    uint32_t n_tokens = 0;           // columns of the first matrix multiplication
+    uint64_t scratch_need_bytes = 0; // device scratch if every unit ran on the device
+    bool replayable = true;          // running it twice gives the same state
+};
+
+GraphInfo analyse_graph(const ggml_cgraph & graph, Resolver & resolver);
+
+// Lifetimes on the device when `on_device[i]` says that node i runs there.
+std::vector<ScratchItem> scratch_items(const GraphInfo & info, const std::vector<uint8_t> & on_device);
+
+bool is_view_op(ggml_op op);
+
+} // namespace xlm

@@ -1,0 +1,141 @@
+#include "cache.hpp"
+
+#include <algorithm>
+
+namespace xlm {
+
+bool Cache::fits_beside_reserve(uint64_t bytes, uint64_t reserve_bytes) const {
+    const LedgerView view = ledger_.view();
+    const uint64_t kept = view.of(Purpose::resident) + view.of(Purpose::kv);
+    return reserve_bytes <= view.budget_bytes && kept + bytes <= view.budget_bytes - reserve_bytes;
+}
+
+void Cache::note_refusal() {
+    if (inner_.device_refused()) stats_.n_device_refusals++;
+}
+
+bool Cache::place_resident(SubLayer & sublayer, uint64_t reserve_bytes) {
+    if (sublayer.copy) return true;
+    if (sublayer.kind == XLM_KIND_LOOKUP || sublayer.device_bytes == 0) return false;
+    if (sublayer.kind != XLM_KIND_SMALL && !fits_beside_reserve(sublayer.device_bytes, reserve_bytes)) return false;
+    sublayer.copy = inner_.allocate(Purpose::resident, sublayer.device_bytes);
+    sublayer.uploaded = false;
+    if (!sublayer.copy) note_refusal();
+    return static_cast<bool>(sublayer.copy);
+}
+
+bool Cache::place_state(State & state, uint64_t reserve_bytes) {
+    if (state.copy) return true;
+    if (!fits_beside_reserve(state.device_bytes, reserve_bytes)) return false;
+    state.copy = inner_.allocate(Purpose::kv, state.device_bytes);
+    if (!state.copy) {
+        note_refusal();
+        return false;
+    }
+    state.shadow.buffer = state.copy.get();
+    state.shadow.data = state.copy.base();
+    state.mark_dirty({0, ggml_nbytes(state.tensor)});
+    return !inner_.needs_padding(state.tensor) || inner_.init_tensor(&state.shadow);
+}
+
+bool Cache::place_scratch(uint64_t bytes) {
+    if (scratch_.bytes() >= bytes) return true;
+    drop_scratch(); // first, so that both need not fit
+    scratch_ = inner_.allocate(Purpose::scratch, bytes);
+    if (!scratch_) note_refusal();
+    return static_cast<bool>(scratch_);
+}
+
+bool Cache::place_ring(uint64_t bytes, uint64_t largest_piece_bytes) {
+    const bool before = ring.present();
+    const bool ok = ring.ensure(bytes, largest_piece_bytes, ledger_.view());
+    if (!before && !ok) note_refusal();
+    return ok;
+}
+
+bool Cache::upload_resident(Stream stream, SubLayer & sublayer) {
+    for (auto & weight : sublayer.weights) {
+        weight->shadow.buffer = sublayer.copy.get();
+        weight->shadow.data = sublayer.copy.base() + weight->offset;
+        if (inner_.needs_padding(weight->tensor) && !inner_.init_tensor(&weight->shadow)) return false;
+        const size_t bytes = ggml_nbytes(weight->tensor);
+        if (!inner_.set(stream, &weight->shadow, weight->tensor->data, 0, bytes)) return false;
+        stats_.bytes_resident_uploaded += bytes;
+    }
+    sublayer.uploaded = true;
+    return true;
+}
+
+void Cache::drop_resident(SubLayer & sublayer) {
+    if (!sublayer.copy) return;
+    sublayer.copy.reset();
+    sublayer.uploaded = false;
+    stats_.n_evictions++;
+    changed();
+}
+
+void Cache::drop_state(State & state) {
+    if (!state.copy) return;
+    state.copy.reset();
+    state.unflushed.clear();
+    changed();
+}
+
+void Cache::drop_scratch() {
+    if (!scratch_) return;
+    scratch_.reset();
+    changed();
+}
+
+void sort_for_eviction(std::vector<SubLayer *> & sublayers) {
+    std::stable_sort(sublayers.begin(), sublayers.end(), [](const SubLayer * a, const SubLayer * b) {
+        const bool a_small = a->kind == XLM_KIND_SMALL, b_small = b->kind == XLM_KIND_SMALL;
+        if (a_small != b_small) return b_small;
+        if (a->rank != b->rank) return a->rank > b->rank;
+        return a->index > b->index;
+    });
+}
+
+std::vector<SubLayer *> Cache::eviction_order() {
+    std::vector<SubLayer *> order = registry_.sublayers();
+    order.erase(std::remove_if(order.begin(), order.end(), [](const SubLayer * s) { return !s->copy; }), order.end());
+    sort_for_eviction(order);
+    return order;
+}
+
+void Cache::shrink_to_budget() {
+    if (!ledger_.over_budget()) return;
+    const std::vector<SubLayer *> order = eviction_order();
+    const auto is_small = [](const SubLayer * s) { return s->kind == XLM_KIND_SMALL; };
+    for (SubLayer * sublayer : order)
+        if (!is_small(sublayer) && ledger_.over_budget()) drop_resident(*sublayer);
+    for (State * state : registry_.states())
+        if (ledger_.over_budget()) drop_state(*state);
+    if (ledger_.over_budget() && ring.present()) {
+        ring.drop();
+        changed();
+    }
+    if (ledger_.over_budget()) drop_scratch();
+    for (SubLayer * sublayer : order)
+        if (is_small(sublayer) && ledger_.over_budget()) drop_resident(*sublayer);
+}
+
+void Cache::drop_all() {
+    for (SubLayer * sublayer : registry_.sublayers())
+        drop_resident(*sublayer);
+    for (State * state : registry_.states())
+        drop_state(*state);
+    if (ring.present()) ring.drop();
+    drop_scratch();
+    changed();
+}
+
+void Cache::drop_weights() {
+    inner_.synchronize_all();
+    for (SubLayer * sublayer : registry_.sublayers())
+        drop_resident(*sublayer);
+    ring.forget();
+    changed();
+}
+
+} // namespace xlm

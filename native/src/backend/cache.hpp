@@ -1,0 +1,61 @@
+// Everything that lies in device memory: resident sub-layers, state copies, the
+// ring and the scratch. All of it are copies; dropping any of it costs time only.
+//
+// Owned by the holder of the device gate.
+#pragma once
+
+#include "registry.hpp"
+#include "ring.hpp"
+#include "schedule.hpp"
+#include "stats.hpp"
+
+namespace xlm {
+
+class Cache {
+public:
+    Cache(Inner & inner, Ledger & ledger, Registry & registry, Stats & stats)
+        : ring(inner, stats), inner_(inner), ledger_(ledger), registry_(registry), stats_(stats) {}
+
+    // Rises whenever something a plan relied on changed.
+    uint64_t epoch() const { return epoch_; }
+    void changed() { epoch_++; }
+
+    // Memory for a copy; not filled yet. False: the budget or the device refuses.
+    bool place_resident(SubLayer & sublayer, uint64_t reserve_bytes);
+    bool place_state(State & state, uint64_t reserve_bytes);
+    bool place_scratch(uint64_t bytes);
+    bool place_ring(uint64_t bytes, uint64_t largest_piece_bytes);
+
+    // Queues the copy of a placed sub-layer. The stream must be synchronized, or be the one that uses it.
+    bool upload_resident(Stream stream, SubLayer & sublayer);
+
+    // Drops copies in the fixed order until used <= budget. Nothing is in flight and nothing
+    // on the device is newer than the host.
+    void shrink_to_budget();
+    void drop_resident(SubLayer & sublayer);
+    void drop_state(State & state);
+    void drop_all();
+    // Weights changed on the host: copies are stale.
+    void drop_weights();
+
+    const DeviceBuffer & scratch() const { return scratch_; }
+    Ring ring;
+
+private:
+    bool fits_beside_reserve(uint64_t bytes, uint64_t reserve_bytes) const;
+    void note_refusal();
+    void drop_scratch();
+    std::vector<SubLayer *> eviction_order();
+
+    Inner & inner_;
+    Ledger & ledger_;
+    Registry & registry_;
+    Stats & stats_;
+    DeviceBuffer scratch_;
+    uint64_t epoch_ = 1;
+};
+
+// Highest rank first; the small groups, which everything else needs, come last. Pure.
+void sort_for_eviction(std::vector<SubLayer *> & sublayers);
+
+} // namespace xlm

@@ -1,0 +1,120 @@
+#include "core.hpp"
+
+#include <algorithm>
+
+namespace xlm {
+
+Core & core() {
+    static Core * instance = new Core;
+    return *instance;
+}
+
+Core::Core() : gate([this] { reclaim(); }) {}
+
+void Core::reclaim() {
+    const uint64_t begin_ns = now_ns();
+    if (ledger.over_budget()) {
+        // Memory in use must not be freed. Uploads go to the ring only, which waits for its own when it goes.
+        inner.synchronize(Stream::compute);
+        inner.synchronize(Stream::download);
+        cache.shrink_to_budget();
+    }
+    cache.changed(); // a grown budget lets plans hope again
+    stats.n_reclaims++;
+    stats.reclaim_ns_max.raise_to(now_ns() - begin_ns);
+    if (ledger.over_budget()) stats.over_budget_events++;
+}
+
+void Core::take_schedule() {
+    std::unique_ptr<Schedule> taken;
+    {
+        const std::lock_guard<std::mutex> lock(schedule_mutex);
+        taken = std::move(next_schedule);
+    }
+    if (!taken) return;
+    const GateGuard guard(gate);
+    apply(*taken);
+    schedule = std::move(*taken);
+    schedule_id = schedule.id;
+}
+
+// Placements go into the sub-layers; what no tier keeps resident is dropped, the rest stays where it is.
+void Core::apply(const Schedule & taken) {
+    const std::vector<SubLayer *> sublayers = registry.sublayers();
+    if (!taken.placement.empty() && taken.placement.front().size() != sublayers.size())
+        return; // a model ended meanwhile
+    for (size_t i = 0; i < taken.priority.size(); i++)
+        sublayers[taken.priority[i]]->rank = static_cast<uint32_t>(i);
+    bool any_device = false, any_stream = false;
+    for (SubLayer * sublayer : sublayers) {
+        sublayer->placement.clear();
+        for (const auto & tier : taken.placement)
+            sublayer->placement.push_back(tier[sublayer->index]);
+        any_stream |= sublayer->wanted(XLM_PLACE_STREAM);
+        any_device |= any_stream || sublayer->wanted(XLM_PLACE_RESIDENT);
+    }
+    inner.synchronize_all();
+    for (SubLayer * sublayer : sublayers) {
+        const bool keep = sublayer->kind == XLM_KIND_SMALL ? any_device : sublayer->wanted(XLM_PLACE_RESIDENT);
+        if (!keep) cache.drop_resident(*sublayer);
+    }
+    if (cache.ring.present() && (!any_stream || cache.ring.capacity_bytes() != taken.ring_bytes)) cache.ring.drop();
+    cache.changed();
+}
+
+bool Core::settle_one(SubLayer & sublayer, uint64_t reserve_bytes) {
+    if (!cache.place_resident(sublayer, reserve_bytes)) return false;
+    cache.changed();
+    if (cache.upload_resident(Stream::upload, sublayer) && inner.synchronize(Stream::upload)) return true;
+    lose_device();
+    return false;
+}
+
+bool Core::settle(uint64_t max_bytes) {
+    const GateGuard guard(gate);
+    if (!inner.usable()) return false;
+    std::vector<SubLayer *> wanted;
+    for (SubLayer * sublayer : registry.sublayers()) {
+        const bool device = sublayer->wanted(XLM_PLACE_RESIDENT) || sublayer->wanted(XLM_PLACE_STREAM);
+        if (device && sublayer->small_group && !sublayer->small_group->uploaded)
+            wanted.push_back(sublayer->small_group);
+        if (sublayer->wanted(XLM_PLACE_RESIDENT) && !sublayer->uploaded && sublayer->seen_multiplied)
+            wanted.push_back(sublayer);
+    }
+    std::stable_sort(wanted.begin(), wanted.end(), [](const SubLayer * a, const SubLayer * b) {
+        const bool a_small = a->kind == XLM_KIND_SMALL, b_small = b->kind == XLM_KIND_SMALL;
+        return a_small != b_small ? a_small : a->rank < b->rank;
+    });
+    uint64_t uploaded_bytes = 0;
+    for (SubLayer * sublayer : wanted) {
+        if (sublayer->uploaded) continue;
+        if (uploaded_bytes > 0 && uploaded_bytes + sublayer->device_bytes > max_bytes) return true;
+        // What does not fit is left to the schedule's fallback; smaller ones behind it may fit.
+        if (settle_one(*sublayer, schedule.reserve_bytes)) uploaded_bytes += sublayer->device_bytes;
+        if (inner.lost()) return false;
+        gate.serve_requests(); // nothing is in flight: a reclaim need not wait for the rest
+    }
+    return false;
+}
+
+void Core::lose_device() {
+    inner.mark_lost();
+    inner.drain();
+    cache.drop_all();
+}
+
+void Core::forget_buffer(HostBuffer * buffer) {
+    if (buffer->tensors.empty()) { // compute memory: no copies of it outlive a graph
+        registry.remove_buffer(buffer);
+        return;
+    }
+    const std::lock_guard<std::mutex> running(exec_mutex);
+    const GateGuard guard(gate);
+    inner.synchronize_all();
+    cache.ring.forget();
+    registry.remove_buffer(buffer);
+    if (registry.sublayers().empty()) cache.drop_all(); // nobody is left to use ring and scratch
+    cache.changed();
+}
+
+} // namespace xlm

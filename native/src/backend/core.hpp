@@ -1,0 +1,55 @@
+// The one cache device of the process, and who may do what when:
+//   exec_mutex  held while a graph runs, and by whatever needs that none does;
+//   gate        held while the device is touched; open while a graph computes on the CPU,
+//               so that a reclaim gets in. Always taken after exec_mutex.
+#pragma once
+
+#include "cache.hpp"
+#include "gate.hpp"
+#include "registry.hpp"
+#include "schedule.hpp"
+#include "stats.hpp"
+
+#include <memory>
+#include <mutex>
+
+namespace xlm {
+
+struct Core {
+    Core();
+
+    Stats stats;
+    Ledger ledger;
+    Inner inner{ledger};
+    Registry registry{inner};
+    Cache cache{inner, ledger, registry, stats};
+    Gate gate;
+    std::mutex exec_mutex;
+    std::atomic<bool> opened{false};
+    std::atomic<bool> abort_step{false};
+    std::atomic<uint32_t> n_threads{0}; // 0: what llama.cpp asks for
+    std::atomic<uint32_t> max_in_flight_decode{16}, max_in_flight_prefill{1};
+
+    // Schedule: `next` is handed over under its mutex; `schedule` belongs to the holder of exec_mutex.
+    std::mutex schedule_mutex;
+    std::unique_ptr<Schedule> next_schedule;
+    Schedule schedule;
+    std::atomic<uint64_t> schedule_id{0};
+
+    // The caller holds exec_mutex (and takes the gate where it says so).
+    void take_schedule();            // takes the gate
+    bool settle(uint64_t max_bytes); // takes the gate; true while something is left
+    void lose_device();              // holds the gate
+
+    void forget_buffer(HostBuffer * buffer); // takes both
+    void reclaim();                          // the gate's service
+
+private:
+    void apply(const Schedule & schedule);
+    bool settle_one(SubLayer & sublayer, uint64_t reserve_bytes);
+};
+
+// Never destroyed: llama.cpp may free buffers while the process ends.
+Core & core();
+
+} // namespace xlm

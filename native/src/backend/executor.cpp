@@ -1,0 +1,466 @@
+#include "executor.hpp"
+
+#include "buffer.hpp"
+#include "errors.hpp"
+
+#include "ggml-cpu.h"
+
+#include <cstring>
+#include <thread>
+
+namespace xlm {
+
+namespace {
+
+constexpr size_t kKnownGraphs = 8; // prefill, decode and their variants of one context
+
+thread_local uint32_t step_tokens = 0;
+
+// Tensors of our buffers are told apart by the usage of the buffer.
+class CoreResolver : public Resolver {
+public:
+    explicit CoreResolver(Core & core) : core_(core) {}
+
+    RootClass classify(const ggml_tensor * root, Weight *& weight, State *& state) override {
+        const ggml_backend_buffer_t buffer = root->buffer;
+        if (!buffer) return RootClass::foreign;
+        if (buffer->usage == GGML_BACKEND_BUFFER_USAGE_COMPUTE) return RootClass::activation;
+        if (!host_buffer_of(buffer)) return RootClass::foreign;
+        if ((weight = core_.registry.find_weight(root))) return RootClass::weight;
+        if ((state = core_.registry.find_state(root))) return RootClass::state;
+        return RootClass::foreign;
+    }
+
+    bool device_supports(const ggml_tensor * node) override { return core_.inner.supports_op(node); }
+    uint64_t device_bytes(const ggml_tensor * root) override { return core_.inner.alloc_bytes(root); }
+
+private:
+    Core & core_;
+};
+
+ggml_cgraph view_of(const ggml_cgraph & graph, int first, int last) {
+    ggml_cgraph view = graph; // use counts and hash set stay: fusion needs them
+    view.nodes = graph.nodes + first;
+    view.n_nodes = last - first + 1;
+    view.n_leafs = 0;
+    view.leafs = nullptr;
+    view.grads = view.grad_accs = nullptr;
+    view.uid = 0;
+    return view;
+}
+
+int64_t row_index(const ggml_tensor * ids, int64_t i) {
+    const char * at = static_cast<const char *>(ids->data) + static_cast<size_t>(i) * ids->nb[0];
+    if (ids->type == GGML_TYPE_I32) return *reinterpret_cast<const int32_t *>(at);
+    return *reinterpret_cast<const int64_t *>(at);
+}
+
+// Which bytes of its root a node writes. One row a token in the common case.
+void written_ranges(const ggml_tensor * node, const ggml_tensor * ids, RangeSet & ranges) {
+    const size_t base = node->view_src ? node->view_offs : 0;
+    const bool plain = ids && ggml_nelements(ids) == ids->ne[0] && node->src[0]->ne[2] * node->src[0]->ne[3] == 1;
+    if (!plain) return ranges.add({base, base + ggml_nbytes(node)});
+    const size_t row_bytes = ggml_row_size(node->type, node->ne[0]);
+    for (int64_t i = 0; i < ids->ne[0]; i++) {
+        const size_t begin = base + static_cast<size_t>(row_index(ids, i)) * node->nb[1];
+        ranges.add({begin, begin + row_bytes});
+    }
+}
+
+bool should_abort(void * data) {
+    return static_cast<Core *>(data)->abort_step.load(std::memory_order_relaxed);
+}
+
+} // namespace
+
+void announce_step(uint32_t n_tokens) {
+    step_tokens = n_tokens;
+}
+uint32_t announced_tokens() {
+    return step_tokens;
+}
+
+Executor::Executor(Core & core) : core_(core), cpu_(ggml_backend_cpu_init()) {
+    if (!cpu_) throw std::bad_alloc();
+    ggml_backend_cpu_set_abort_callback(cpu_, should_abort, &core_);
+    const uint32_t wanted = core_.n_threads.load();
+    ggml_backend_cpu_set_n_threads(
+        cpu_, static_cast<int>(wanted ? wanted : std::max(1U, std::thread::hardware_concurrency())));
+}
+
+Executor::~Executor() {
+    ggml_backend_free(cpu_);
+}
+
+void Executor::set_threads(int n_threads) {
+    if (core_.n_threads.load() == 0) ggml_backend_cpu_set_n_threads(cpu_, n_threads);
+}
+
+ggml_status Executor::run(ggml_cgraph * graph) {
+    const std::lock_guard<std::mutex> running(core_.exec_mutex);
+    try {
+        return run_locked(*graph);
+    } catch (const std::bad_alloc &) {
+        set_last_error("out of host memory while running a graph");
+        return GGML_STATUS_ALLOC_FAILED;
+    } catch (const std::exception & error) {
+        set_last_error(error.what());
+        return GGML_STATUS_FAILED;
+    }
+}
+
+ggml_status Executor::run_locked(ggml_cgraph & graph) {
+    const Timed timed(core_.stats.ns_graph);
+    core_.stats.n_graphs++;
+    core_.take_schedule();
+    Known & entry = known(graph);
+    GraphInfo & info = entry.info;
+    uint32_t n_tokens = 0;
+    const uint32_t tier = pick_tier(info, n_tokens);
+    note_needs(info, n_tokens);
+    read_state_rows(graph, info);
+    PlanLimits limits;
+    limits.max_units_in_flight = n_tokens <= 1 ? core_.max_in_flight_decode.load() : core_.max_in_flight_prefill.load();
+    limits.ring_bytes = core_.schedule.ring_bytes;
+    limits.reserve_bytes = core_.schedule.reserve_bytes;
+    on_host_.assign(info.roots.size(), 1);
+    on_device_.assign(info.roots.size(), 0);
+    host_state_changed_ = false;
+
+    core_.gate.acquire();
+    struct Release {
+        Gate & gate;
+        ~Release() { gate.release(); }
+    } release{core_.gate};
+    if (core_.registry.take_weights_changed()) core_.cache.drop_weights();
+    try {
+        return run_by_plans(graph, entry, tier, limits);
+    } catch (...) { // host memory ran out half-way: rows the host lacks are given up, as the step is
+        abandon(info);
+        throw;
+    }
+}
+
+ggml_status Executor::run_by_plans(ggml_cgraph & graph, Known & entry, uint32_t tier, const PlanLimits & limits) {
+    GraphInfo & info = entry.info;
+    bool inputs_saved = false;
+    int from = 0;
+    for (;;) {
+        Plan & plan = plan_for(entry, graph, tier, from, limits);
+        core_.stats.n_fallback_cpu += plan.n_fallback;
+        if (core_.inner.lost() && core_.ledger.view().used_bytes > 0) core_.lose_device();
+        if (!plan.uses_device && from == 0) return run_all_on_cpu(graph, info);
+        if (!inputs_saved) save_inputs(info);
+        inputs_saved = true;
+        epoch_ = plan.epoch;
+        const Outcome outcome = run_plan(graph, info, plan, limits);
+        in_flight_.clear();
+        if (outcome == Outcome::done) return GGML_STATUS_SUCCESS;
+        if (outcome == Outcome::lost) return replay(graph, info);
+        if (outcome == Outcome::aborted) return GGML_STATUS_ABORTED;
+        if (outcome == Outcome::failed) return GGML_STATUS_FAILED;
+        from = plan.from; // set to where it stopped; host memory is canonical there
+        on_device_.assign(info.roots.size(), 0);
+    }
+}
+
+// Host memory becomes canonical without copying anything.
+void Executor::abandon(const GraphInfo & info) {
+    core_.inner.synchronize_all();
+    in_flight_.clear();
+    core_.cache.ring.forget();
+    for (const StateWrite & write : info.state_writes) {
+        State & state = *info.roots[static_cast<size_t>(write.root)].state;
+        for (const ByteRange & range : state.unflushed.ranges())
+            state.mark_dirty(range);
+        state.unflushed.clear();
+    }
+}
+
+Executor::Known & Executor::known(const ggml_cgraph & graph) {
+    const uint64_t generation = core_.registry.generation();
+    if (generation != generation_) known_.clear();
+    generation_ = generation;
+    for (auto it = known_.begin(); it != known_.end(); ++it) {
+        const GraphInfo & info = it->info;
+        if (graph.uid == 0 || info.uid != graph.uid || info.nodes_pointer != graph.nodes ||
+            info.nodes.size() != static_cast<size_t>(graph.n_nodes))
+            continue;
+        known_.splice(known_.begin(), known_, it);
+        return known_.front();
+    }
+    CoreResolver resolver(core_);
+    known_.push_front({analyse_graph(graph, resolver), {}});
+    if (known_.size() > kKnownGraphs) known_.pop_back();
+    generation_ = core_.registry.generation(); // analysing may have found new tensors
+    return known_.front();
+}
+
+uint32_t Executor::pick_tier(const GraphInfo & info, uint32_t & n_tokens) const {
+    n_tokens = announced_tokens() ? announced_tokens() : std::max(1U, info.n_tokens);
+    return core_.schedule.tier_for(n_tokens);
+}
+
+void Executor::note_needs(const GraphInfo & info, uint32_t n_tokens) {
+    Stats & stats = core_.stats;
+    if (n_tokens <= 1) return stats.scratch_need_decode_bytes.raise_to(info.scratch_need_bytes);
+    stats.prefill_tokens_seen.raise_to(n_tokens);
+    stats.scratch_need_prefill_bytes.raise_to(info.scratch_need_bytes);
+}
+
+Plan & Executor::plan_for(Known & known, ggml_cgraph & graph, uint32_t tier, int from, const PlanLimits & limits) {
+    for (Plan & plan : known.plans)
+        if (from == 0 && plan.tier == tier && plan.from == 0 && plan.epoch == core_.cache.epoch()) return plan;
+    known.plans.clear(); // anything else is stale
+    known.plans.push_back(make_plan(known.info, graph, tier, from, limits, core_.inner, core_.cache));
+    return known.plans.back();
+}
+
+// Row indices are read before the graph runs: their memory is used for other things later.
+void Executor::read_state_rows(const ggml_cgraph & graph, const GraphInfo & info) {
+    state_ranges_.assign(info.state_writes.size(), {});
+    for (size_t w = 0; w < info.state_writes.size(); w++) {
+        const StateWrite & write = info.state_writes[w];
+        // Layers share their indices: most writes cover the rows of the one before.
+        written_ranges(graph.nodes[write.node], write.ids, state_ranges_[w]);
+    }
+}
+
+// -- the CPU ---------------------------------------------------------------------
+
+ggml_status Executor::run_on_cpu(ggml_cgraph & graph, int first, int last) {
+    const Timed timed(core_.stats.ns_cpu_compute);
+    core_.stats.n_segments_cpu++;
+    if (first == 0 && last == graph.n_nodes - 1) return cpu_->iface.graph_compute(cpu_, &graph);
+    ggml_cgraph view = view_of(graph, first, last);
+    return cpu_->iface.graph_compute(cpu_, &view);
+}
+
+ggml_status Executor::run_all_on_cpu(ggml_cgraph & graph, const GraphInfo & info) {
+    for (size_t w = 0; w < info.state_writes.size(); w++) {
+        State & state = *info.roots[static_cast<size_t>(info.state_writes[w].root)].state;
+        for (const ByteRange & range : state_ranges_[w].ranges())
+            state.mark_dirty(range);
+    }
+    const GateWindow window(core_.gate);
+    return run_on_cpu(graph, 0, graph.n_nodes - 1);
+}
+
+// What a replay needs: inputs whose memory the graph itself may reuse.
+void Executor::save_inputs(const GraphInfo & info) {
+    saved_inputs_.resize(info.inputs.size());
+    for (size_t i = 0; i < info.inputs.size(); i++) {
+        const ggml_tensor * tensor = info.roots[static_cast<size_t>(info.inputs[i])].tensor;
+        const char * data = static_cast<const char *>(tensor->data);
+        saved_inputs_[i].assign(data, data + ggml_nbytes(tensor));
+    }
+}
+
+// The device failed: its activations are gone. Host memory still has what the graph
+// started from, so the whole graph runs again on the CPU - unless state that it reads
+// was already overwritten.
+ggml_status Executor::replay(ggml_cgraph & graph, const GraphInfo & info) {
+    core_.lose_device();
+    if (!info.replayable && host_state_changed_) {
+        set_last_error("the device was lost after recurrent state had changed");
+        return GGML_STATUS_FAILED;
+    }
+    core_.stats.n_replays++;
+    for (size_t i = 0; i < info.inputs.size(); i++)
+        std::memcpy(info.roots[static_cast<size_t>(info.inputs[i])].tensor->data, saved_inputs_[i].data(),
+                    saved_inputs_[i].size());
+    return run_all_on_cpu(graph, info);
+}
+
+// -- a plan ----------------------------------------------------------------------
+
+Executor::Outcome Executor::run_plan(ggml_cgraph & graph, const GraphInfo & info, Plan & plan,
+                                     const PlanLimits & limits) {
+    if (plan.uses_device && !core_.cache.ring.begin(plan.stream_order)) return Outcome::lost;
+    for (const Segment & segment : plan.segments) {
+        const bool stop = core_.gate.requested() || core_.abort_step.load();
+        if (stop || !segment.on_device) {
+            if (!canonicalise(info, plan, segment.first)) return Outcome::lost;
+            core_.gate.serve_requests();
+        }
+        if (core_.abort_step.load()) return Outcome::aborted;
+        if (core_.cache.epoch() != epoch_) {
+            plan.from = segment.first;
+            return Outcome::replan;
+        }
+        const Outcome outcome = segment.on_device ? run_device_segment(graph, info, plan, segment, limits)
+                                                  : run_cpu_segment(graph, info, plan, segment);
+        if (outcome != Outcome::done) return outcome;
+    }
+    return canonicalise(info, plan, graph.n_nodes) ? Outcome::done : Outcome::lost;
+}
+
+Executor::Outcome Executor::run_cpu_segment(ggml_cgraph & graph, const GraphInfo & info, Plan &,
+                                            const Segment & segment) {
+    for (int w : segment.state_writes) {
+        State & state = *info.roots[static_cast<size_t>(info.state_writes[static_cast<size_t>(w)].root)].state;
+        for (const ByteRange & range : state_ranges_[static_cast<size_t>(w)].ranges())
+            state.mark_dirty(range);
+        host_state_changed_ = true;
+    }
+    for (int r : segment.writes) {
+        on_host_[static_cast<size_t>(r)] = 1;
+        on_device_[static_cast<size_t>(r)] = 0;
+    }
+    ggml_status status;
+    {
+        const GateWindow window(core_.gate); // host memory is canonical: a reclaim may get in
+        status = run_on_cpu(graph, segment.first, segment.last);
+    }
+    if (status == GGML_STATUS_SUCCESS) return Outcome::done;
+    return status == GGML_STATUS_ABORTED ? Outcome::aborted : Outcome::failed;
+}
+
+bool Executor::upload_state(State & state) {
+    RangeSet dirty;
+    {
+        const std::lock_guard<std::mutex> lock(state.dirty_mutex);
+        std::swap(dirty, state.dirty);
+    }
+    for (const ByteRange & range : dirty.ranges()) {
+        const char * data = static_cast<const char *>(state.tensor->data) + range.begin;
+        if (!core_.inner.set(Stream::compute, &state.shadow, data, range.begin, range.size())) return false;
+        core_.stats.bytes_kv_up += range.size();
+    }
+    return true;
+}
+
+// Everything the segment reads that the device does not have yet.
+bool Executor::prepare(const GraphInfo & info, Plan & plan, const Segment & segment) {
+    for (SubLayer * sublayer : segment.residents)
+        if (!sublayer->uploaded && !core_.cache.upload_resident(Stream::compute, *sublayer)) return false;
+    for (State * state : segment.states)
+        if (!upload_state(*state)) return false;
+    for (int r : segment.needs) {
+        if (on_device_[static_cast<size_t>(r)]) continue;
+        const ggml_tensor * tensor = info.roots[static_cast<size_t>(r)].tensor;
+        const size_t bytes = ggml_nbytes(tensor);
+        if (bytes > 0 &&
+            !core_.inner.set(Stream::compute, &plan.shadows[static_cast<size_t>(r)], tensor->data, 0, bytes))
+            return false;
+        core_.stats.bytes_activations_up += bytes;
+        on_device_[static_cast<size_t>(r)] = 1;
+    }
+    return core_.cache.ring.acquire(segment.pieces);
+}
+
+Executor::Outcome Executor::run_device_segment(ggml_cgraph & graph, const GraphInfo & info, Plan & plan,
+                                               const Segment & segment, const PlanLimits & limits) {
+    if (!bound_in_flight(segment.n_units, limits.max_units_in_flight)) return Outcome::lost;
+    if (!prepare(info, plan, segment) || !submit(graph, segment)) return Outcome::lost;
+    for (int r : segment.writes) {
+        on_device_[static_cast<size_t>(r)] = 1;
+        on_host_[static_cast<size_t>(r)] = 0;
+    }
+    if (!write_back(info, segment)) return Outcome::lost;
+    return core_.cache.ring.retire(segment.pieces.size()) ? Outcome::done : Outcome::lost;
+}
+
+bool Executor::download_rows(State & state, const RangeSet & rows, Stream stream) {
+    for (const ByteRange & range : rows.ranges()) {
+        char * data = static_cast<char *>(state.tensor->data) + range.begin;
+        if (!core_.inner.get(stream, &state.shadow, data, range.begin, range.size())) return false;
+        core_.stats.bytes_kv_written_back += range.size();
+    }
+    return true;
+}
+
+// KV rows go home while the next sub-layers compute. State that a replay would read
+// must stay as it was until the graph is through.
+bool Executor::write_back(const GraphInfo & info, const Segment & segment) {
+    const bool at_once = info.replayable && !in_flight_.empty();
+    if (at_once && !segment.state_writes.empty() && !core_.inner.wait(Stream::download, in_flight_.back().event))
+        return false;
+    for (int w : segment.state_writes) {
+        State & state = *info.roots[static_cast<size_t>(info.state_writes[static_cast<size_t>(w)].root)].state;
+        const RangeSet & rows = state_ranges_[static_cast<size_t>(w)];
+        if (!at_once) state.unflushed.add(rows);
+        if (at_once && !download_rows(state, rows, Stream::download)) return false;
+    }
+    return true;
+}
+
+bool Executor::submit(ggml_cgraph & graph, const Segment & segment) {
+    patch(segment);
+    ggml_cgraph view = view_of(graph, segment.first, segment.last);
+    const bool ok = core_.inner.compute(&view);
+    unpatch(segment);
+    core_.stats.n_segments_device++;
+    if (!ok || !core_.inner.has_events()) return ok && wait_device();
+    in_flight_.push_back({core_.inner.next_event(), segment.n_units});
+    return core_.inner.record(Stream::compute, in_flight_.back().event);
+}
+
+// Work queued ahead delays a reclaim by as much: never more sub-layers than the limit.
+bool Executor::bound_in_flight(uint32_t n_units, uint32_t limit) {
+    uint32_t total = n_units;
+    for (const InFlight & entry : in_flight_)
+        total += entry.n_units;
+    while (!in_flight_.empty() && total > limit) {
+        const Timed timed(core_.stats.ns_wait_device);
+        total -= in_flight_.front().n_units;
+        if (!core_.inner.wait_host(in_flight_.front().event)) return false;
+        in_flight_.pop_front();
+    }
+    return true;
+}
+
+void Executor::patch(const Segment & segment) {
+    saved_.clear();
+    saved_sources_.clear();
+    saved_.reserve(segment.data.size()); // nothing may throw half-way
+    saved_sources_.reserve(segment.sources.size());
+    for (const DataPatch & entry : segment.data) {
+        ggml_tensor * tensor = entry.tensor;
+        saved_.push_back({tensor, tensor->data, tensor->buffer, tensor->view_src});
+        tensor->data = static_cast<char *>(entry.base->data) + entry.offset;
+        tensor->buffer = entry.base->buffer;
+        if (entry.view_of_base) tensor->view_src = entry.base;
+    }
+    for (const SourcePatch & entry : segment.sources) {
+        saved_sources_.push_back(*entry.slot);
+        *entry.slot = entry.shadow;
+    }
+}
+
+void Executor::unpatch(const Segment & segment) {
+    for (size_t i = segment.sources.size(); i-- > 0;)
+        *segment.sources[i].slot = saved_sources_[i];
+    for (size_t i = saved_.size(); i-- > 0;) {
+        saved_[i].tensor->data = saved_[i].data;
+        saved_[i].tensor->buffer = saved_[i].buffer;
+        saved_[i].tensor->view_src = saved_[i].view_src;
+    }
+}
+
+bool Executor::wait_device() {
+    const Timed timed(core_.stats.ns_wait_device);
+    return core_.inner.synchronize(Stream::compute);
+}
+
+bool Executor::canonicalise(const GraphInfo & info, Plan & plan, int from) {
+    if (!core_.inner.present() || plan.shadows.empty()) return true;
+    for (size_t r = 0; r < info.roots.size(); r++) {
+        const Root & root = info.roots[r];
+        if (on_host_[r] || (root.last_use < from && !root.escapes)) continue;
+        const size_t bytes = ggml_nbytes(root.tensor);
+        if (bytes > 0 && !core_.inner.get(Stream::compute, &plan.shadows[r], root.tensor->data, 0, bytes)) return false;
+        core_.stats.bytes_activations_down += bytes;
+        on_host_[r] = 1;
+    }
+    for (const StateWrite & write : info.state_writes) {
+        State & state = *info.roots[static_cast<size_t>(write.root)].state;
+        host_state_changed_ |= !state.unflushed.empty();
+        if (!download_rows(state, state.unflushed, Stream::compute)) return false;
+        state.unflushed.clear();
+    }
+    if (!core_.inner.synchronize(Stream::download)) return false;
+    return wait_device() && core_.inner.healthy();
+}
+
+} // namespace xlm

@@ -1,0 +1,93 @@
+// Runs the graphs of one context.
+#pragma once
+
+#include "core.hpp"
+#include "plan.hpp"
+
+#include <list>
+
+namespace xlm {
+
+class Executor {
+public:
+    explicit Executor(Core & core);
+    ~Executor();
+    Executor(const Executor &) = delete;
+    Executor & operator=(const Executor &) = delete;
+
+    ggml_status run(ggml_cgraph * graph);
+    void set_threads(int n_threads);
+
+private:
+    enum class Outcome { done, replan, lost, aborted, failed };
+
+    // A graph seen before, with the plan it last ran by.
+    struct Known {
+        GraphInfo info;
+        std::vector<Plan> plans; // by tier, made lazily
+    };
+
+    struct Saved {
+        ggml_tensor * tensor;
+        void * data;
+        ggml_backend_buffer_t buffer;
+        ggml_tensor * view_src;
+    };
+
+    struct InFlight {
+        ggml_backend_event_t event;
+        uint32_t n_units;
+    };
+
+    ggml_status run_locked(ggml_cgraph & graph);
+    ggml_status run_by_plans(ggml_cgraph & graph, Known & known, uint32_t tier, const PlanLimits & limits);
+    void abandon(const GraphInfo & info);
+    Known & known(const ggml_cgraph & graph);
+    uint32_t pick_tier(const GraphInfo & info, uint32_t & n_tokens) const;
+    Plan & plan_for(Known & known, ggml_cgraph & graph, uint32_t tier, int from, const PlanLimits & limits);
+    void note_needs(const GraphInfo & info, uint32_t n_tokens);
+
+    ggml_status run_on_cpu(ggml_cgraph & graph, int first, int last);
+    ggml_status run_all_on_cpu(ggml_cgraph & graph, const GraphInfo & info);
+    ggml_status replay(ggml_cgraph & graph, const GraphInfo & info);
+    void save_inputs(const GraphInfo & info);
+    void read_state_rows(const ggml_cgraph & graph, const GraphInfo & info);
+
+    Outcome run_plan(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const PlanLimits & limits);
+    Outcome run_device_segment(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment,
+                               const PlanLimits & limits);
+    Outcome run_cpu_segment(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment);
+    bool prepare(const GraphInfo & info, Plan & plan, const Segment & segment);
+    bool upload_state(State & state);
+    bool download_rows(State & state, const RangeSet & rows, Stream stream);
+    bool write_back(const GraphInfo & info, const Segment & segment);
+    bool submit(ggml_cgraph & graph, const Segment & segment);
+    bool bound_in_flight(uint32_t n_units, uint32_t limit);
+    void patch(const Segment & segment);
+    void unpatch(const Segment & segment);
+
+    // Makes host memory canonical for everything that is read at node `from` or later.
+    bool canonicalise(const GraphInfo & info, Plan & plan, int from);
+    bool wait_device();
+
+    Core & core_;
+    ggml_backend_t cpu_;
+    uint64_t generation_ = 0;
+    std::list<Known> known_; // most recent first
+
+    // Of the running graph:
+    std::vector<uint8_t> on_host_, on_device_;    // validity by root
+    std::vector<RangeSet> state_ranges_;          // by GraphInfo::state_writes
+    std::vector<std::vector<char>> saved_inputs_; // by GraphInfo::inputs
+    bool host_state_changed_ = false;             // a state's host bytes were written
+    std::vector<Saved> saved_;
+    std::vector<ggml_tensor *> saved_sources_;
+    std::list<InFlight> in_flight_;
+    uint64_t epoch_ = 0;
+};
+
+// Tokens of the step this thread announced; 0: not announced.
+void announce_step(uint32_t n_tokens);
+uint32_t announced_tokens();
+
+} // namespace xlm

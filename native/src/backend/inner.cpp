@@ -1,0 +1,300 @@
+#include "inner.hpp"
+
+#include "errors.hpp"
+#include "shared_library.hpp"
+
+#include "xlm/xlm_sim.h"
+
+#include <utility>
+
+namespace xlm {
+
+namespace {
+
+// Freeing may throw on a lost device; the memory is gone either way.
+void free_buffer(ggml_backend_buffer_t buffer) noexcept {
+    try {
+        ggml_backend_buffer_free(buffer);
+    } catch (...) {
+    }
+}
+
+using SimCounters = xlm_status (*)(xlm_sim_counters *);
+
+bool read_sim(void * function, xlm_sim_counters & counters) {
+    counters = {};
+    counters.struct_size = sizeof counters;
+    return function && reinterpret_cast<SimCounters>(function)(&counters) == XLM_OK;
+}
+
+} // namespace
+
+void DeviceBuffer::swap(DeviceBuffer & other) noexcept {
+    std::swap(buffer_, other.buffer_);
+    std::swap(ledger_, other.ledger_);
+    std::swap(purpose_, other.purpose_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(base_, other.base_);
+}
+
+void DeviceBuffer::reset() {
+    if (!buffer_) return;
+    free_buffer(std::exchange(buffer_, nullptr));
+    ledger_->release(purpose_, std::exchange(bytes_, 0));
+    base_ = nullptr;
+}
+
+template <typename Call>
+bool Inner::guarded(Call && call) {
+    if (!usable()) return false;
+    try {
+        if (call()) return true;
+    } catch (...) { // a lost Vulkan device throws through ggml
+    }
+    mark_lost();
+    return false;
+}
+
+// A backend built to be loaded at run time exports ggml_backend_init; one built to be linked, as in a
+// llama-cpp-python with CUDA, only the function of its own name.
+static ggml_backend_init_t find_entry(void * library) {
+    for (const char * name : {"ggml_backend_init", "ggml_backend_cuda_reg", "ggml_backend_vk_reg"})
+        if (void * symbol = find_symbol(library, name)) return reinterpret_cast<ggml_backend_init_t>(symbol);
+    return nullptr;
+}
+
+void Inner::load(const std::string & library, uint32_t index) {
+    std::string reason;
+    library_ = open_library(library, reason);
+    if (!library_) throw ApiError(XLM_ERR_NO_DEVICE, "cannot load the inner device library " + library + ": " + reason);
+    ggml_backend_init_t init = find_entry(library_);
+    if (!init) throw ApiError(XLM_ERR_NO_DEVICE, library + " is not a ggml backend (no ggml_backend_init)");
+    ggml_backend_reg_t registry = init();
+    if (!registry) throw ApiError(XLM_ERR_NO_DEVICE, library + " found no device driver");
+    if (registry->api_version != GGML_BACKEND_API_VERSION)
+        throw ApiError(XLM_ERR_ABI_MISMATCH,
+                       library + " has ggml backend API " + std::to_string(registry->api_version) +
+                           ", this library was built for " + std::to_string(GGML_BACKEND_API_VERSION));
+    const size_t count = ggml_backend_reg_dev_count(registry);
+    if (index >= count)
+        throw ApiError(XLM_ERR_NO_DEVICE, library + " has " + std::to_string(count) + " devices; number " +
+                                              std::to_string(index) + " was asked for");
+    device_ = ggml_backend_reg_dev_get(registry, index);
+    sim_counters_ = find_symbol(library_, "xlm_sim_get_counters");
+}
+
+void Inner::open(const std::string & name, const std::string & library, uint32_t index) {
+    close();
+    if (name == "none") return;
+    try {
+        load(library, index);
+        if (!make_instances()) throw ApiError(XLM_ERR_NO_DEVICE, "the inner device " + name + " cannot be started");
+        probe();
+    } catch (const ApiError &) {
+        close();
+        throw;
+    } catch (const std::exception & error) { // Vulkan without a driver throws
+        close();
+        throw ApiError(XLM_ERR_NO_DEVICE, "the inner device " + name + " failed: " + error.what());
+    }
+}
+
+// What the device can do, asked once.
+void Inner::probe() {
+    type_ = ggml_backend_dev_buffer_type(device_);
+    alignment_ = std::max<uint64_t>(256, ggml_backend_buft_get_alignment(type_));
+    host_type_ = ggml_backend_dev_host_buffer_type(device_);
+    if (host_type_ && !ggml_backend_buft_is_host(host_type_)) host_type_ = nullptr;
+    description_ = ggml_backend_dev_description(device_);
+    const ggml_backend_i & calls = instance(Stream::compute)->iface;
+    has_events_ = device_->iface.event_new && calls.event_record && calls.event_wait && calls.set_tensor_async;
+}
+
+bool Inner::make_instances() {
+    bool all = true;
+    for (ggml_backend_t & backend : instances_) {
+        backend = ggml_backend_dev_init(device_, nullptr);
+        all = all && backend;
+    }
+    return all;
+}
+
+void Inner::free_events() {
+    for (ggml_backend_event_t & event : events_)
+        if (event) ggml_backend_event_free(std::exchange(event, nullptr));
+}
+
+void Inner::free_instances() {
+    try {
+        free_events();
+        for (ggml_backend_t & backend : instances_)
+            if (backend) ggml_backend_free(std::exchange(backend, nullptr));
+    } catch (...) { // a lost device; what it held is gone
+    }
+}
+
+void Inner::close() {
+    free_instances();
+    // The library stays loaded: drivers do not survive being unloaded.
+    library_ = nullptr;
+    device_ = nullptr;
+    type_ = host_type_ = nullptr;
+    sim_counters_ = nullptr;
+    has_events_ = false;
+    description_ = "none";
+    lost_ = false;
+}
+
+bool Inner::recover() {
+    if (!present()) return false;
+    free_instances();
+    try {
+        if (!make_instances()) return false;
+    } catch (...) {
+        return false;
+    }
+    lost_ = false;
+    return healthy();
+}
+
+bool Inner::healthy() {
+    xlm_sim_counters counters;
+    if (read_sim(sim_counters_, counters) && counters.lost) mark_lost();
+    return usable();
+}
+
+DeviceMemory Inner::memory() const {
+    if (!present()) return {};
+    xlm_sim_counters counters;
+    if (read_sim(sim_counters_, counters)) return {counters.used_bytes, counters.vram_bytes};
+    size_t free_bytes = 0, total_bytes = 0;
+    ggml_backend_dev_memory(device_, &free_bytes, &total_bytes);
+    return {total_bytes > free_bytes ? total_bytes - free_bytes : 0, total_bytes};
+}
+
+uint64_t Inner::alloc_bytes(const ggml_tensor * tensor) const {
+    const uint64_t bytes = type_ ? ggml_backend_buft_get_alloc_size(type_, tensor) : ggml_nbytes(tensor);
+    return (bytes + alignment_ - 1) / alignment_ * alignment_;
+}
+
+bool Inner::needs_padding(const ggml_tensor * tensor) const {
+    return type_ && ggml_backend_buft_get_alloc_size(type_, tensor) > ggml_nbytes(tensor);
+}
+
+bool Inner::supports_op(const ggml_tensor * op) const {
+    return device_ && ggml_backend_dev_supports_op(device_, op);
+}
+
+DeviceBuffer Inner::allocate(Purpose purpose, uint64_t bytes) {
+    device_refused_ = false;
+    if (!usable() || bytes == 0 || bytes > ggml_backend_buft_get_max_size(type_)) return {};
+    if (!ledger_.try_reserve(purpose, bytes)) return {};
+    ggml_backend_buffer_t buffer = nullptr;
+    try {
+        buffer = ggml_backend_buft_alloc_buffer(type_, bytes);
+    } catch (...) {
+    }
+    if (!buffer) {
+        ledger_.release(purpose, bytes);
+        device_refused_ = healthy(); // a lost device refuses too
+        return {};
+    }
+    DeviceBuffer result(buffer, &ledger_, purpose, bytes);
+    // A device may round up; the difference is booked too, or the buffer is given back.
+    const uint64_t actual = ggml_backend_buffer_get_size(buffer);
+    if (actual > bytes) {
+        if (!ledger_.try_reserve(purpose, actual - bytes)) return {};
+        result.bytes_ = actual;
+    }
+    result.base_ = static_cast<char *>(ggml_backend_buffer_get_base(buffer));
+    const bool weights = purpose == Purpose::resident || purpose == Purpose::ring;
+    if (weights) ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    if (purpose == Purpose::scratch) ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_COMPUTE);
+    return result;
+}
+
+bool Inner::init_tensor(ggml_tensor * tensor) {
+    return guarded([&] { return ggml_backend_buffer_init_tensor(tensor->buffer, tensor) == GGML_STATUS_SUCCESS; });
+}
+
+bool Inner::set(Stream stream, ggml_tensor * tensor, const void * data, size_t offset, size_t bytes) {
+    return guarded([&] {
+        ggml_backend_t backend = instance(stream);
+        if (backend->iface.set_tensor_async) {
+            backend->iface.set_tensor_async(backend, tensor, data, offset, bytes);
+            return true;
+        }
+        // A synchronous device: what runs may still read the place.
+        ggml_backend_synchronize(instance(Stream::compute));
+        tensor->buffer->iface.set_tensor(tensor->buffer, tensor, data, offset, bytes);
+        return true;
+    });
+}
+
+bool Inner::get(Stream stream, const ggml_tensor * tensor, void * data, size_t offset, size_t bytes) {
+    return guarded([&] {
+        ggml_backend_t backend = instance(stream);
+        if (backend->iface.get_tensor_async) {
+            backend->iface.get_tensor_async(backend, tensor, data, offset, bytes);
+            return true;
+        }
+        ggml_backend_synchronize(backend);
+        tensor->buffer->iface.get_tensor(tensor->buffer, tensor, data, offset, bytes);
+        return true;
+    });
+}
+
+bool Inner::compute(ggml_cgraph * graph) {
+    return guarded([&] {
+        ggml_backend_t backend = instance(Stream::compute);
+        return backend->iface.graph_compute(backend, graph) == GGML_STATUS_SUCCESS;
+    });
+}
+
+bool Inner::synchronize(Stream stream) {
+    return guarded([&] {
+        ggml_backend_synchronize(instance(stream));
+        return true;
+    });
+}
+
+void Inner::drain() {
+    for (ggml_backend_t backend : instances_) {
+        try {
+            if (backend) ggml_backend_synchronize(backend);
+        } catch (...) { // a lost device has nothing under way that could be waited for
+        }
+    }
+}
+
+ggml_backend_event_t Inner::next_event() {
+    ggml_backend_event_t & event = events_[event_at_];
+    event_at_ = (event_at_ + 1) % kEvents;
+    if (!event) event = ggml_backend_event_new(device_);
+    return event;
+}
+
+bool Inner::record(Stream stream, ggml_backend_event_t event) {
+    return guarded([&] {
+        ggml_backend_t backend = instance(stream);
+        backend->iface.event_record(backend, event);
+        return true;
+    });
+}
+
+bool Inner::wait(Stream stream, ggml_backend_event_t event) {
+    return guarded([&] {
+        ggml_backend_t backend = instance(stream);
+        backend->iface.event_wait(backend, event);
+        return true;
+    });
+}
+
+bool Inner::wait_host(ggml_backend_event_t event) {
+    return guarded([&] {
+        ggml_backend_event_synchronize(event);
+        return true;
+    });
+}
+
+} // namespace xlm

@@ -1,0 +1,137 @@
+// The inner device: loaded privately, so that ggml's registry never shows it,
+// and reached only through here. Three instances: `compute` runs sub-layers and
+// moves activations; `upload` feeds weights, so that a small activation never
+// queues behind megabytes of weights; `download` writes KV rows back while the
+// next sub-layers compute.
+//
+// Thread safety: none. The holder of the device gate calls (gate.hpp); some
+// inner backends crash when one instance is used from two threads.
+#pragma once
+
+#include "ledger.hpp"
+
+#include "ggml-backend-impl.h"
+#include "ggml-impl.h"
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <string>
+
+namespace xlm {
+
+enum class Stream : uint8_t { compute, upload, download };
+constexpr size_t kStreams = 3;
+
+// A piece of device memory, booked in the ledger as long as it lives.
+class DeviceBuffer {
+public:
+    DeviceBuffer() = default;
+    DeviceBuffer(ggml_backend_buffer_t buffer, Ledger * ledger, Purpose purpose, uint64_t bytes)
+        : buffer_(buffer), ledger_(ledger), purpose_(purpose), bytes_(bytes) {}
+    DeviceBuffer(DeviceBuffer && other) noexcept { swap(other); }
+    DeviceBuffer & operator=(DeviceBuffer && other) noexcept {
+        swap(other);
+        return *this;
+    }
+    ~DeviceBuffer() { reset(); }
+    void reset();
+
+    explicit operator bool() const { return buffer_ != nullptr; }
+    ggml_backend_buffer_t get() const { return buffer_; }
+    uint64_t bytes() const { return bytes_; }
+    char * base() const { return base_; }
+
+private:
+    friend class Inner;
+    void swap(DeviceBuffer & other) noexcept;
+
+    ggml_backend_buffer_t buffer_ = nullptr;
+    Ledger * ledger_ = nullptr;
+    Purpose purpose_ = Purpose::resident;
+    uint64_t bytes_ = 0;
+    char * base_ = nullptr;
+};
+
+struct DeviceMemory {
+    uint64_t used_bytes = 0, total_bytes = 0;
+};
+
+class Inner {
+public:
+    explicit Inner(Ledger & ledger) : ledger_(ledger) {}
+
+    // Throws ApiError. `name` "none" leaves the device absent.
+    void open(const std::string & name, const std::string & library, uint32_t index);
+    void close();
+    // Makes new instances after a fault. False when the device is still lost.
+    bool recover();
+
+    bool present() const { return device_ != nullptr; }
+    bool usable() const { return present() && !lost_.load(std::memory_order_relaxed); }
+    bool lost() const { return lost_.load(std::memory_order_relaxed); }
+    void mark_lost() { lost_.store(true, std::memory_order_relaxed); }
+    // Asks a device that can tell (the virtual GPU); others are taken to be well until a call fails.
+    bool healthy();
+
+    const std::string & description() const { return description_; }
+    ggml_backend_buffer_type_t host_buffer_type() const { return host_type_; } // pinned memory; nullptr: none
+    uint64_t alignment() const { return alignment_; }
+    uint64_t alloc_bytes(const ggml_tensor * tensor) const; // with the padding the device wants, aligned
+    bool needs_padding(const ggml_tensor * tensor) const;
+    bool supports_op(const ggml_tensor * op) const;
+    DeviceMemory memory() const;
+
+    // Empty when the budget or the device refuses. Never throws.
+    DeviceBuffer allocate(Purpose purpose, uint64_t bytes);
+    // True when the last refusal came from the device though the budget allowed it.
+    bool device_refused() const { return device_refused_; }
+
+    // All return false once the device is lost. Data must stay until the stream is synchronized.
+    bool init_tensor(ggml_tensor * tensor);
+    bool set(Stream stream, ggml_tensor * tensor, const void * data, size_t offset, size_t bytes);
+    bool get(Stream stream, const ggml_tensor * tensor, void * data, size_t offset, size_t bytes);
+    bool compute(ggml_cgraph * graph);
+    bool synchronize(Stream stream);
+    bool synchronize_all() {
+        return synchronize(Stream::compute) && synchronize(Stream::upload) && synchronize(Stream::download);
+    }
+
+    // Waits for everything under way, lost or not: memory must not be freed under running work.
+    void drain();
+
+    bool has_events() const { return has_events_; }
+    ggml_backend_event_t next_event(); // from a pool, reused in turn
+    bool record(Stream stream, ggml_backend_event_t event);
+    bool wait(Stream stream, ggml_backend_event_t event); // device-side
+    bool wait_host(ggml_backend_event_t event);
+
+private:
+    template <typename Call>
+    bool guarded(Call && call);
+    ggml_backend_t instance(Stream stream) const { return instances_[static_cast<size_t>(stream)]; }
+    void load(const std::string & library, uint32_t index);
+    bool make_instances();
+    void free_instances();
+    void free_events();
+    void probe();
+
+    static constexpr size_t kEvents = 256;
+
+    Ledger & ledger_;
+    void * library_ = nullptr;
+    ggml_backend_dev_t device_ = nullptr;
+    ggml_backend_buffer_type_t type_ = nullptr;
+    ggml_backend_buffer_type_t host_type_ = nullptr;
+    std::array<ggml_backend_t, kStreams> instances_{};
+    std::array<ggml_backend_event_t, kEvents> events_{};
+    size_t event_at_ = 0;
+    bool has_events_ = false;
+    bool device_refused_ = false;
+    std::atomic<bool> lost_{false};
+    uint64_t alignment_ = 256;
+    std::string description_ = "none";
+    void * sim_counters_ = nullptr; // xlm_sim_get_counters of the virtual GPU
+};
+
+} // namespace xlm

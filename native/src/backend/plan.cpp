@@ -1,0 +1,386 @@
+#include "plan.hpp"
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace xlm {
+
+namespace {
+
+template <typename T>
+void add_once(std::vector<T> & list, const T & value) {
+    if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
+}
+
+// What a unit needs on the device besides its activations.
+struct UnitNeeds {
+    xlm_placement wanted = XLM_PLACE_CPU;
+    bool any_node = false; // a node that can run there at all
+    std::vector<Weight *> weights;
+    std::vector<State *> states;
+};
+
+constexpr size_t kMaxPieces = 16; // of a segment; well below what the ring keeps track of
+
+class Planner {
+public:
+    Planner(GraphInfo & info, ggml_cgraph & graph, uint32_t tier, int from, const PlanLimits & limits, Inner & inner,
+            Cache & cache)
+        : info_(info), graph_(graph), limits_(limits), inner_(inner), cache_(cache) {
+        plan_.tier = tier;
+        plan_.from = from;
+    }
+
+    Plan run() {
+        collect_needs();
+        if (inner_.usable() && wants_device()) {
+            place_everything();
+            mark_nodes();
+        }
+        if (on_device_.empty()) on_device_.assign(info_.nodes.size(), 0);
+        cut_and_list();
+        if (!lay_out()) {
+            device_units_.assign(needs_.size(), 0);
+            mark_nodes();
+            cut_and_list();
+        }
+        count_fallbacks();
+        for (Segment & segment : plan_.segments)
+            if (segment.on_device) patch(segment);
+        plan_.epoch = cache_.epoch(); // last: placing may have raised it
+        return std::move(plan_);
+    }
+
+private:
+    // -- what is wanted -------------------------------------------------------
+
+    void collect_needs() {
+        needs_.resize(info_.units.size());
+        for (size_t u = 0; u < needs_.size(); u++) {
+            const SubLayer * sublayer = info_.units[u].sublayer;
+            if (sublayer && plan_.tier < sublayer->placement.size())
+                needs_[u].wanted = static_cast<xlm_placement>(sublayer->placement[plan_.tier]);
+            if (needs_[u].wanted != XLM_PLACE_CPU) collect_unit(u);
+        }
+    }
+
+    void collect_unit(size_t u) {
+        UnitNeeds & needs = needs_[u];
+        for (int i = std::max(info_.units[u].first, plan_.from); i <= info_.units[u].last; i++) {
+            const Node & node = info_.nodes[static_cast<size_t>(i)];
+            if (node.view || node.cpu_only) continue;
+            needs.any_node = true;
+            for (uint32_t s = 0; s < node.n_sources; s++)
+                collect_root(needs, info_.sources[node.first_source + s]);
+            collect_root(needs, node.root);
+        }
+    }
+
+    void collect_root(UnitNeeds & needs, int r) {
+        const Root & root = info_.roots[static_cast<size_t>(r)];
+        if (root.weight) add_once(needs.weights, root.weight);
+        if (root.state) add_once(needs.states, root.state);
+    }
+
+    bool wants_device() const {
+        return std::any_of(needs_.begin(), needs_.end(), [](const UnitNeeds & n) { return n.any_node; });
+    }
+
+    // -- taking memory ----------------------------------------------------------
+
+    void place_everything() {
+        device_units_.resize(needs_.size());
+        for (size_t u = 0; u < needs_.size(); u++)
+            device_units_[u] = needs_[u].any_node;
+        mark_nodes();
+        // Nothing runs without scratch, so it comes before the copies; its exact size is known after the cuts.
+        const ScratchLayout estimate = plan_scratch(scratch_items(info_, on_device_), inner_.alignment());
+        if (!cache_.place_scratch(estimate.peak_bytes)) {
+            device_units_.assign(needs_.size(), 0);
+            return;
+        }
+        place_small_groups();
+        place_residents();
+        place_streams();
+        place_states();
+    }
+
+    template <typename Keep>
+    void keep_units(Keep keep) {
+        for (size_t u = 0; u < needs_.size(); u++)
+            if (device_units_[u] && !keep(needs_[u])) device_units_[u] = 0;
+    }
+
+    void place_small_groups() {
+        keep_units([&](const UnitNeeds & needs) {
+            for (Weight * weight : needs.weights)
+                if (weight->sublayer->kind == XLM_KIND_SMALL && !cache_.place_resident(*weight->sublayer, 0))
+                    return false;
+            return true;
+        });
+    }
+
+    // In order of priority, not of the graph: what fits first should be what matters most.
+    void place_residents() {
+        std::vector<SubLayer *> order;
+        for (size_t u = 0; u < needs_.size(); u++)
+            if (device_units_[u] && needs_[u].wanted == XLM_PLACE_RESIDENT) add_once(order, info_.units[u].sublayer);
+        std::stable_sort(order.begin(), order.end(),
+                         [](const SubLayer * a, const SubLayer * b) { return a->rank < b->rank; });
+        for (SubLayer * sublayer : order)
+            cache_.place_resident(*sublayer, limits_.reserve_bytes);
+    }
+
+    static bool streams(const Weight * weight) { return !weight->sublayer->copy; }
+
+    void place_streams() {
+        uint64_t largest = 0;
+        for (size_t u = 0; u < needs_.size(); u++)
+            for (Weight * weight : needs_[u].weights)
+                if (device_units_[u] && streams(weight) && weight->device_bytes <= limits_.ring_bytes)
+                    largest = std::max(largest, weight->device_bytes);
+        const bool ring = largest > 0 && cache_.place_ring(limits_.ring_bytes, largest);
+        const uint64_t capacity = ring || cache_.ring.present() ? cache_.ring.capacity_bytes() : 0;
+        keep_units([&](const UnitNeeds & needs) {
+            return std::all_of(needs.weights.begin(), needs.weights.end(),
+                               [&](Weight * weight) { return !streams(weight) || weight->device_bytes <= capacity; });
+        });
+    }
+
+    void place_states() {
+        keep_units([&](const UnitNeeds & needs) {
+            return std::all_of(needs.states.begin(), needs.states.end(),
+                               [&](State * state) { return cache_.place_state(*state, limits_.reserve_bytes); });
+        });
+    }
+
+    void mark_nodes() {
+        on_device_.assign(info_.nodes.size(), 0);
+        for (size_t i = static_cast<size_t>(plan_.from); i < info_.nodes.size(); i++) {
+            const Node & node = info_.nodes[i];
+            on_device_[i] = !node.view && !node.cpu_only && device_units_[static_cast<size_t>(node.owner)];
+        }
+    }
+
+    void count_fallbacks() {
+        for (size_t u = 0; u < needs_.size(); u++)
+            if (needs_[u].any_node && info_.units[u].last >= plan_.from && (device_units_.empty() || !device_units_[u]))
+                plan_.n_fallback++;
+    }
+
+    // -- cutting ---------------------------------------------------------------
+
+    void cut() {
+        const uint32_t max_units = std::max(1U, limits_.max_units_in_flight / 2);
+        int unit = -1;
+        for (int i = plan_.from; i < static_cast<int>(info_.nodes.size()); i++) {
+            const Node & node = info_.nodes[static_cast<size_t>(i)];
+            if (plan_.segments.empty()) open(i);
+            Segment * segment = &plan_.segments.back();
+            if (!node.view && segment->on_device != static_cast<bool>(on_device_[static_cast<size_t>(i)])) {
+                if (seen_work_) segment = &open(i);
+                segment->on_device = on_device_[static_cast<size_t>(i)];
+            } else if (segment->on_device && node.owner != unit && seen_work_) {
+                const bool full = segment->n_units >= max_units;
+                if (full || streams(node.owner) || streams(unit))
+                    segment = &open(i), segment->on_device = true;
+                else
+                    segment->n_units++;
+            }
+            if (!node.view) seen_work_ = true;
+            if (on_device_[static_cast<size_t>(i)]) add_pieces(i);
+            plan_.segments.back().last = i;
+            unit = node.owner;
+        }
+    }
+
+    Segment & open(int first) {
+        plan_.segments.emplace_back();
+        plan_.segments.back().first = first;
+        piece_bytes_ = 0;
+        seen_work_ = false;
+        return plan_.segments.back();
+    }
+
+    bool streams(int unit) const {
+        if (unit < 0 || device_units_.empty() || !device_units_[static_cast<size_t>(unit)]) return false;
+        const auto & weights = needs_[static_cast<size_t>(unit)].weights;
+        return std::any_of(weights.begin(), weights.end(), [](const Weight * weight) { return streams(weight); });
+    }
+
+    // Streamed weights of a node that the open segment does not have yet.
+    std::vector<Weight *> new_pieces(const Node & node) const {
+        const std::vector<Weight *> & have = plan_.segments.back().pieces;
+        std::vector<Weight *> result;
+        for (uint32_t s = 0; s < node.n_sources; s++) {
+            Weight * weight = info_.roots[static_cast<size_t>(info_.sources[node.first_source + s])].weight;
+            if (weight && streams(weight) && std::find(have.begin(), have.end(), weight) == have.end())
+                add_once(result, weight);
+        }
+        return result;
+    }
+
+    // Pieces of a segment stay in the ring until it is submitted: a segment takes at most a
+    // quarter of it, so that the next ones can be uploaded meanwhile.
+    void add_pieces(int i) {
+        const Node & node = info_.nodes[static_cast<size_t>(i)];
+        std::vector<Weight *> pieces = new_pieces(node);
+        if (pieces.empty()) return;
+        uint64_t bytes = 0;
+        for (Weight * weight : pieces)
+            bytes += weight->device_bytes;
+        const Segment & open_segment = plan_.segments.back();
+        const bool full =
+            piece_bytes_ + bytes > cache_.ring.capacity_bytes() / 4 || open_segment.pieces.size() >= kMaxPieces;
+        if (!open_segment.pieces.empty() && full && i > open_segment.first) {
+            open(i).on_device = true;
+            seen_work_ = true;
+            pieces = new_pieces(node);
+        }
+        for (Weight * weight : pieces) {
+            plan_.segments.back().pieces.push_back(weight);
+            piece_bytes_ += weight->device_bytes;
+        }
+    }
+
+    // -- filling -----------------------------------------------------------------
+
+    void cut_and_list() {
+        plan_.segments.clear();
+        seen_work_ = false;
+        cut();
+        for (Segment & segment : plan_.segments) {
+            list_writes(segment);
+            if (segment.on_device) list_needs(segment);
+        }
+    }
+
+    void list_needs(Segment & segment) {
+        plan_.uses_device = true;
+        for (int i = segment.first; i <= segment.last; i++) {
+            const Node & entry = info_.nodes[static_cast<size_t>(i)];
+            if (entry.view) continue;
+            for (uint32_t s = 0; s < entry.n_sources; s++)
+                note_need(segment, info_.sources[entry.first_source + s], i);
+            if (entry.partial) note_need(segment, entry.root, i);
+        }
+        plan_.stream_order.insert(plan_.stream_order.end(), segment.pieces.begin(), segment.pieces.end());
+    }
+
+    // What a segment needs is uploaded before its first node runs, so its place is taken from there on.
+    bool lay_out() {
+        if (!plan_.uses_device) return true;
+        std::vector<ScratchItem> items = scratch_items(info_, on_device_);
+        for (const Segment & segment : plan_.segments)
+            for (int r : segment.needs)
+                items[static_cast<size_t>(r)].first = std::min(items[static_cast<size_t>(r)].first, segment.first);
+        const ScratchLayout layout = plan_scratch(items, inner_.alignment());
+        if (!cache_.place_scratch(layout.peak_bytes)) {
+            plan_.uses_device = false;
+            plan_.stream_order.clear();
+            return false;
+        }
+        make_shadows(items, layout);
+        return true;
+    }
+
+    void list_writes(Segment & segment) {
+        for (int i = segment.first; i <= segment.last; i++) {
+            const Node & node = info_.nodes[static_cast<size_t>(i)];
+            if (node.root >= 0 && info_.roots[static_cast<size_t>(node.root)].cls == RootClass::activation)
+                add_once(segment.writes, node.root);
+        }
+        for (size_t w = 0; w < info_.state_writes.size(); w++)
+            if (info_.state_writes[w].node >= segment.first && info_.state_writes[w].node <= segment.last)
+                segment.state_writes.push_back(static_cast<int>(w));
+    }
+
+    void make_shadows(const std::vector<ScratchItem> & items, const ScratchLayout & layout) {
+        plan_.shadows.resize(info_.roots.size());
+        for (size_t r = 0; r < items.size(); r++) {
+            if (items[r].first < 0) continue;
+            ggml_tensor & shadow = plan_.shadows[r] = *info_.roots[r].tensor;
+            shadow.buffer = cache_.scratch().get();
+            shadow.data = cache_.scratch().base() + layout.offsets[r];
+            shadow.extra = nullptr;
+        }
+    }
+
+    bool placed(int r) const { return plan_.shadows[static_cast<size_t>(r)].data != nullptr; }
+
+    void patch(Segment & segment) {
+        patched_.clear();
+        for (int i = segment.first; i <= segment.last; i++) {
+            ggml_tensor * node = graph_.nodes[i];
+            for (ggml_tensor *& slot : node->src)
+                if (slot) patch_source(segment, slot);
+            patch_self(segment, node);
+        }
+    }
+
+    void note_need(Segment & segment, int r, int i) {
+        const Root & root = info_.roots[static_cast<size_t>(r)];
+        if (root.state) add_once(segment.states, root.state);
+        if (root.weight && root.weight->sublayer->copy) add_once(segment.residents, root.weight->sublayer);
+        const bool made_here = root.producer >= segment.first && root.producer < i;
+        if (root.cls == RootClass::activation && !made_here) add_once(segment.needs, r);
+    }
+
+    void patch_source(Segment & segment, ggml_tensor *& slot) {
+        const Root & root = root_of(slot);
+        ggml_tensor * shadow = root.weight ? &root.weight->shadow : root.state ? &root.state->shadow : nullptr;
+        if (shadow && !slot->view_src)
+            segment.sources.push_back({&slot, shadow});
+        else if (root.weight)
+            segment.sources.push_back({&slot, view_of_weight(segment, slot, shadow)});
+        else
+            patch_self(segment, slot);
+    }
+
+    // A view of a weight may be shared by graphs too (made when the model was loaded).
+    ggml_tensor * view_of_weight(Segment & segment, const ggml_tensor * view, ggml_tensor * shadow) {
+        plan_.view_shadows.push_back(*view);
+        ggml_tensor * copy = &plan_.view_shadows.back();
+        segment.data.push_back({copy, shadow, view->view_offs, true});
+        return copy;
+    }
+
+    void patch_self(Segment & segment, ggml_tensor * tensor) {
+        const Root & root = root_of(tensor);
+        if (root.state && tensor->view_src && patched_.insert(tensor).second)
+            segment.data.push_back({tensor, &root.state->shadow, tensor->view_offs, true});
+        if (root.cls != RootClass::activation) return;
+        const size_t r = static_cast<size_t>(&root - info_.roots.data());
+        if (!placed(static_cast<int>(r)) || !patched_.insert(tensor).second) return;
+        segment.data.push_back({tensor, &plan_.shadows[r], tensor->view_src ? tensor->view_offs : 0, false});
+    }
+
+    const Root & root_of(const ggml_tensor * tensor) {
+        if (root_index_.empty())
+            for (size_t r = 0; r < info_.roots.size(); r++)
+                root_index_[info_.roots[r].tensor] = r;
+        return info_.roots[root_index_.at(tensor->view_src ? tensor->view_src : tensor)];
+    }
+
+    GraphInfo & info_;
+    ggml_cgraph & graph_;
+    const PlanLimits & limits_;
+    Inner & inner_;
+    Cache & cache_;
+    Plan plan_;
+    std::vector<UnitNeeds> needs_;
+    std::vector<uint8_t> device_units_, on_device_;
+    uint64_t piece_bytes_ = 0;
+    bool seen_work_ = false; // the open segment has a node that does something
+    std::unordered_map<const ggml_tensor *, size_t> root_index_;
+    std::unordered_set<const ggml_tensor *> patched_;
+};
+
+} // namespace
+
+Plan make_plan(GraphInfo & info, ggml_cgraph & graph, uint32_t tier, int from, const PlanLimits & limits, Inner & inner,
+               Cache & cache) {
+    return Planner(info, graph, tier, from, limits, inner, cache).run();
+}
+
+} // namespace xlm

@@ -1,0 +1,64 @@
+// From a graph, a tier and what the device holds now to a list of segments: what
+// runs where, what is copied first, and which pointers are swapped meanwhile.
+#pragma once
+
+#include "analyse.hpp"
+#include "cache.hpp"
+
+#include <deque>
+#include <vector>
+
+namespace xlm {
+
+// While a segment is submitted, `tensor` points into device memory: base->data + offset.
+struct DataPatch {
+    ggml_tensor * tensor;
+    ggml_tensor * base;
+    size_t offset;
+    bool view_of_base; // its view_src becomes `base`
+};
+
+// Tensors that other graphs may be reading (weights, states) are never written
+// to: the node's source is replaced by a shadow instead.
+struct SourcePatch {
+    ggml_tensor ** slot;
+    ggml_tensor * shadow;
+};
+
+struct Segment {
+    bool on_device = false;
+    int first = 0, last = 0;       // nodes, inclusive
+    uint32_t n_units = 1;          // sub-layers it spans, for the bound of work in flight
+    std::vector<int> needs;        // activation roots that must be on the device before it
+    std::vector<int> writes;       // activation roots it writes
+    std::vector<int> state_writes; // into GraphInfo::state_writes
+    std::vector<SubLayer *> residents;
+    std::vector<State *> states;
+    std::vector<Weight *> pieces;
+    std::vector<DataPatch> data;
+    std::vector<SourcePatch> sources;
+};
+
+struct Plan {
+    uint32_t tier = 0;
+    uint64_t epoch = 0;
+    int from = 0; // first node
+    bool uses_device = false;
+    uint32_t n_fallback = 0; // units the schedule wanted on the device
+    std::vector<Segment> segments;
+    std::vector<Weight *> stream_order;
+    std::vector<ggml_tensor> shadows;     // device places of activation roots, by root
+    std::deque<ggml_tensor> view_shadows; // of views of weights
+};
+
+struct PlanLimits {
+    uint32_t max_units_in_flight = 1;
+    uint64_t ring_bytes = 0, reserve_bytes = 0;
+};
+
+// Takes device memory as it goes; what cannot be had runs on the CPU.
+// The caller holds the gate; host memory is canonical.
+Plan make_plan(GraphInfo & info, ggml_cgraph & graph, uint32_t tier, int from, const PlanLimits & limits, Inner & inner,
+               Cache & cache);
+
+} // namespace xlm

@@ -1,0 +1,60 @@
+// A set of byte ranges, merged where they touch. Pure.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+namespace xlm {
+
+struct ByteRange {
+    size_t begin = 0;
+    size_t end = 0; // one past the last byte
+    size_t size() const { return end - begin; }
+    bool operator==(const ByteRange & other) const { return begin == other.begin && end == other.end; }
+};
+
+// Holds at most kMaxRanges; beyond that the two nearest are joined, so that it
+// may cover more than was added, never less. Not thread-safe.
+class RangeSet {
+public:
+    static constexpr size_t kMaxRanges = 64;
+
+    void add(ByteRange range) {
+        if (range.begin >= range.end) return;
+        auto first = std::lower_bound(ranges_.begin(), ranges_.end(), range.begin,
+                                      [](const ByteRange & r, size_t begin) { return r.end < begin; });
+        auto last = first;
+        while (last != ranges_.end() && last->begin <= range.end) {
+            range.begin = std::min(range.begin, last->begin);
+            range.end = std::max(range.end, last->end);
+            ++last;
+        }
+        first = ranges_.erase(first, last);
+        ranges_.insert(first, range);
+        if (ranges_.size() > kMaxRanges) join_nearest();
+    }
+
+    void add(const RangeSet & other) {
+        for (const ByteRange & range : other.ranges_)
+            add(range);
+    }
+
+    void clear() { ranges_.clear(); }
+    bool empty() const { return ranges_.empty(); }
+    const std::vector<ByteRange> & ranges() const { return ranges_; }
+
+private:
+    void join_nearest() {
+        size_t best = 0;
+        for (size_t i = 1; i + 1 < ranges_.size(); i++)
+            if (gap(i) < gap(best)) best = i;
+        ranges_[best].end = ranges_[best + 1].end;
+        ranges_.erase(ranges_.begin() + static_cast<std::ptrdiff_t>(best) + 1);
+    }
+    size_t gap(size_t i) const { return ranges_[i + 1].begin - ranges_[i].end; }
+
+    std::vector<ByteRange> ranges_; // sorted, disjoint, not touching
+};
+
+} // namespace xlm

@@ -1,0 +1,122 @@
+#include "ring.hpp"
+
+#include <algorithm>
+
+namespace xlm {
+
+namespace {
+// Bounds of events in use, so that none comes up for reuse in the pool while something waits for it.
+constexpr size_t kMaxPieces = 64, kMaxRetired = 96;
+} // namespace
+
+bool Ring::ensure(uint64_t bytes, uint64_t largest, const LedgerView & view) {
+    if (present()) return allocator_.capacity_bytes() >= largest;
+    const uint64_t left = view.budget_bytes > view.used_bytes ? view.budget_bytes - view.used_bytes : 0;
+    if (bytes > left) bytes = left >= 2 * largest ? left / inner_.alignment() * inner_.alignment() : 0;
+    if (bytes < largest || bytes == 0) return false;
+    buffer_ = inner_.allocate(Purpose::ring, bytes);
+    if (!buffer_) return false;
+    allocator_ = RingAllocator(bytes);
+    return true;
+}
+
+void Ring::forget() {
+    if (!pieces_.empty()) inner_.synchronize(Stream::upload);
+    pieces_.clear();
+    order_.clear();
+    next_ = 0;
+    allocator_ = RingAllocator(allocator_.capacity_bytes());
+    // retired_ stays: work under way may still read those places.
+}
+
+void Ring::drop() {
+    forget();
+    retired_.clear();
+    buffer_.reset();
+    allocator_ = RingAllocator(0);
+}
+
+bool Ring::begin(const std::vector<Weight *> & order) {
+    bool matches = pieces_.size() <= order.size();
+    for (size_t i = 0; matches && i < pieces_.size(); i++)
+        matches = pieces_[i].weight == order[i];
+    if (!matches) forget();
+    order_ = order;
+    next_ = order_.empty() ? 0 : pieces_.size() % order_.size();
+    return pump();
+}
+
+bool Ring::pump() {
+    while (!order_.empty() && pieces_.size() < std::min(order_.size(), kMaxPieces)) {
+        Weight * weight = order_[next_];
+        const auto span = allocator_.allocate(weight->device_bytes);
+        if (!span) return true;
+        next_ = (next_ + 1) % order_.size();
+        if (!upload(weight, *span)) return false;
+    }
+    return true;
+}
+
+// Retired places are reused in the order they were retired: waiting for the last
+// one that overlaps covers those before it.
+bool Ring::wait_for_readers(const RingSpan & span, bool on_host) {
+    size_t n = 0;
+    for (size_t i = 0; i < retired_.size(); i++)
+        if (overlaps(retired_[i].span, span)) n = i + 1;
+    if (n == 0) return true;
+    ggml_backend_event_t read = retired_[n - 1].read;
+    retired_.erase(retired_.begin(), retired_.begin() + static_cast<std::ptrdiff_t>(n));
+    if (!read) return inner_.synchronize(Stream::compute);
+    return on_host ? inner_.wait_host(read) : inner_.wait(Stream::upload, read);
+}
+
+bool Ring::upload(Weight * weight, const RingSpan & span) {
+    const bool padded = inner_.needs_padding(weight->tensor); // written by the device outside of any stream
+    if (!wait_for_readers(span, padded)) return false;
+    pieces_.emplace_back();
+    Piece & piece = pieces_.back();
+    piece.weight = weight;
+    piece.span = span;
+    piece.tensor = weight->shadow;
+    piece.tensor.buffer = buffer_.get();
+    piece.tensor.data = buffer_.base() + span.offset;
+    if (padded && !inner_.init_tensor(&piece.tensor)) return false;
+    const size_t bytes = ggml_nbytes(weight->tensor);
+    if (!inner_.set(Stream::upload, &piece.tensor, weight->tensor->data, 0, bytes)) return false;
+    stats_.n_pieces_streamed++;
+    stats_.bytes_streamed += bytes;
+    if (!inner_.has_events()) return true;
+    piece.uploaded = inner_.next_event();
+    return inner_.record(Stream::upload, piece.uploaded);
+}
+
+bool Ring::acquire(const std::vector<Weight *> & wanted) {
+    if (!pump()) return false;
+    for (size_t i = 0; i < wanted.size(); i++) {
+        if (i >= pieces_.size() || pieces_[i].weight != wanted[i]) return false;
+        Piece & piece = pieces_[i];
+        piece.weight->shadow.buffer = piece.tensor.buffer;
+        piece.weight->shadow.data = piece.tensor.data;
+        if (piece.uploaded && !inner_.wait(Stream::compute, piece.uploaded)) return false;
+    }
+    return inner_.has_events() || wanted.empty() || inner_.synchronize(Stream::upload);
+}
+
+bool Ring::retire(size_t n_pieces) {
+    if (n_pieces == 0) return true;
+    ggml_backend_event_t read = inner_.has_events() ? inner_.next_event() : nullptr;
+    if (read && !inner_.record(Stream::compute, read)) return false;
+    for (size_t i = 0; i < n_pieces; i++) {
+        retired_.push_back({pieces_.front().span, read});
+        pieces_.pop_front();
+        allocator_.pop_front();
+    }
+    while (retired_.size() > kMaxRetired) { // long done; the upload stream is told so
+        const Retired oldest = retired_.front();
+        retired_.pop_front();
+        if (oldest.read && !inner_.wait(Stream::upload, oldest.read)) return false;
+    }
+    return pump();
+}
+
+} // namespace xlm

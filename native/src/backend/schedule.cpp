@@ -1,0 +1,69 @@
+#include "schedule.hpp"
+
+#include "errors.hpp"
+
+#include <cstring>
+#include <numeric>
+
+namespace xlm {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string & what) {
+    throw ApiError(XLM_ERR_INVALID_ARGUMENT, "schedule: " + what);
+}
+
+// Callers built with an older header have smaller tier structs: step by their size.
+xlm_tier_schedule read_tier(const xlm_tier_schedule * first, uint32_t index) {
+    const uint32_t stride = first->struct_size;
+    if (stride < offsetof(xlm_tier_schedule, placement) + sizeof(void *)) refuse("tier struct_size too small");
+    xlm_tier_schedule tier{};
+    const char * at = reinterpret_cast<const char *>(first) + static_cast<size_t>(stride) * index;
+    std::memcpy(&tier, at, std::min<size_t>(stride, sizeof tier));
+    if (tier.struct_size != stride) refuse("tiers differ in struct_size");
+    return tier;
+}
+
+std::vector<uint8_t> read_placement(const xlm_tier_schedule & tier, uint32_t n_sublayers) {
+    if (!tier.placement && n_sublayers > 0) refuse("a tier has no placement");
+    std::vector<uint8_t> placement(tier.placement, tier.placement + n_sublayers);
+    for (uint8_t value : placement)
+        if (value > XLM_PLACE_RESIDENT) refuse("placement " + std::to_string(value) + " is unknown");
+    return placement;
+}
+
+std::vector<uint32_t> read_priority(const uint32_t * priority, uint32_t n_sublayers) {
+    std::vector<uint32_t> order(n_sublayers);
+    std::iota(order.begin(), order.end(), 0U);
+    if (!priority) return order;
+    std::vector<uint8_t> seen(n_sublayers, 0);
+    for (uint32_t i = 0; i < n_sublayers; i++) {
+        if (priority[i] >= n_sublayers || seen[priority[i]]++)
+            refuse("priority is not a permutation of the sub-layers");
+        order[i] = priority[i];
+    }
+    return order;
+}
+
+} // namespace
+
+Schedule read_schedule(const xlm_schedule & source, uint32_t n_sublayers) {
+    if (source.n_sublayers != n_sublayers)
+        refuse("has " + std::to_string(source.n_sublayers) + " sub-layers, there are " + std::to_string(n_sublayers));
+    if (source.n_tiers == 0 || source.n_tiers > 64 || !source.tiers) refuse("needs 1 to 64 tiers");
+    Schedule schedule;
+    schedule.id = source.schedule_id;
+    schedule.ring_bytes = source.ring_bytes;
+    schedule.reserve_bytes = source.reserve_bytes;
+    schedule.priority = read_priority(source.priority, n_sublayers);
+    for (uint32_t t = 0; t < source.n_tiers; t++) {
+        const xlm_tier_schedule tier = read_tier(source.tiers, t);
+        if (t > 0 && tier.max_tokens <= schedule.tier_max_tokens.back())
+            refuse("tiers are not in ascending order of max_tokens");
+        schedule.tier_max_tokens.push_back(tier.max_tokens);
+        schedule.placement.push_back(read_placement(tier, n_sublayers));
+    }
+    return schedule;
+}
+
+} // namespace xlm

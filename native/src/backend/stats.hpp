@@ -1,0 +1,80 @@
+// Counters for xlm_device_stats(). Relaxed atomics: each is exact, a set of them is not a snapshot.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace xlm {
+
+class Counter {
+public:
+    void operator+=(uint64_t amount) { value_.fetch_add(amount, std::memory_order_relaxed); }
+    void operator++(int) { *this += 1; }
+    void raise_to(uint64_t value) {
+        uint64_t seen = get();
+        while (seen < value && !value_.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+        }
+    }
+    void reset() { value_.store(0, std::memory_order_relaxed); }
+    uint64_t get() const { return value_.load(std::memory_order_relaxed); }
+
+private:
+    std::atomic<uint64_t> value_{0};
+};
+
+struct Stats {
+    Counter n_graphs, n_segments_device, n_segments_cpu;
+    Counter n_pieces_streamed, bytes_streamed, bytes_resident_uploaded;
+    Counter bytes_activations_up, bytes_activations_down, bytes_kv_up, bytes_kv_written_back;
+    Counter n_evictions, n_reclaims, reclaim_ns_max;
+    Counter ns_graph, ns_wait_device, ns_cpu_compute;
+    Counter n_fallback_cpu, n_replays, n_device_refusals, over_budget_events;
+    Counter scratch_need_decode_bytes, scratch_need_prefill_bytes, prefill_tokens_seen;
+    Counter pageable_host_bytes; // not reset: memory, not events
+
+    template <typename Visit>
+    void each_event(Visit visit) {
+        for (Counter * counter : {&n_graphs,
+                                  &n_segments_device,
+                                  &n_segments_cpu,
+                                  &n_pieces_streamed,
+                                  &bytes_streamed,
+                                  &bytes_resident_uploaded,
+                                  &bytes_activations_up,
+                                  &bytes_activations_down,
+                                  &bytes_kv_up,
+                                  &bytes_kv_written_back,
+                                  &n_evictions,
+                                  &n_reclaims,
+                                  &reclaim_ns_max,
+                                  &ns_graph,
+                                  &ns_wait_device,
+                                  &ns_cpu_compute,
+                                  &n_fallback_cpu,
+                                  &n_replays,
+                                  &n_device_refusals,
+                                  &over_budget_events})
+            visit(*counter);
+    }
+};
+
+inline uint64_t now_ns() {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+
+// Adds the time until it goes out of scope.
+class Timed {
+public:
+    explicit Timed(Counter & counter) : counter_(counter), begin_ns_(now_ns()) {}
+    ~Timed() { counter_ += now_ns() - begin_ns_; }
+    Timed(const Timed &) = delete;
+    Timed & operator=(const Timed &) = delete;
+
+private:
+    Counter & counter_;
+    uint64_t begin_ns_;
+};
+
+} // namespace xlm

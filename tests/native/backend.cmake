@@ -1,0 +1,20 @@
+# Tests of the cache device. The graph test opens XLM0 over the virtual GPU, one process a subject.
+foreach(name backend_pure backend_analyse)
+  add_executable(${name} ${name}.cpp)
+  target_link_libraries(${name} PRIVATE xlm_backend_objects)
+  add_test(NAME ${name} COMMAND ${name})
+endforeach()
+add_executable(backend_graph backend_graph.cpp)
+target_link_libraries(backend_graph PRIVATE xlm_backend_objects)
+target_compile_definitions(backend_graph PRIVATE XLM_SIM_LIBRARY="$<TARGET_FILE:ggml-xlm-sim>")
+add_dependencies(backend_graph ggml-xlm-sim)
+
+set(xlm_backend_tests backend_pure backend_analyse)
+foreach(subject sublayers uniform combinations budgets reclaim allocations lost large_piece state models abort order closed)
+  add_test(NAME backend_${subject} COMMAND backend_graph ${subject})
+  list(APPEND xlm_backend_tests backend_${subject})
+endforeach()
+# Passive waiting: two OpenMP teams on a small machine would spin against each other.
+set_tests_properties(${xlm_backend_tests} PROPERTIES
+  TIMEOUT 300
+  ENVIRONMENT "TSAN_OPTIONS=suppressions=${CMAKE_CURRENT_SOURCE_DIR}/tsan.supp;OMP_WAIT_POLICY=passive")

@@ -1,0 +1,141 @@
+// What is read out of a graph: sub-layers, borders, escapes, lifetimes. No device, no data.
+#include "backend_check.hpp"
+
+#include "backend/analyse.hpp"
+
+#include "ggml-impl.h"
+#include "ggml.h"
+
+#include <map>
+#include <memory>
+
+using namespace xlm;
+
+namespace {
+
+struct FreeContext {
+    void operator()(ggml_context * context) const { ggml_free(context); }
+};
+
+// Two layers' worth of x -> norm -> scale -> matrix, with a table lookup in front.
+struct Chain : Resolver {
+    std::unique_ptr<ggml_context, FreeContext> context{ggml_init({size_t{1} << 20, nullptr, true})};
+    std::map<const ggml_tensor *, Weight> weights;
+    SubLayer table, small, attention, ffn;
+    ggml_tensor *ids, *x, *norm_a, *scaled_a, *mul_a, *residual, *norm_b, *scaled_b, *mul_b;
+    ggml_cgraph * graph = nullptr;
+    RootClass classify(const ggml_tensor * root, Weight *& weight, State *&) override {
+        const auto it = weights.find(root);
+        if (it == weights.end()) return RootClass::activation;
+        weight = &it->second;
+        return RootClass::weight;
+    }
+    bool device_supports(const ggml_tensor *) override { return true; }
+    uint64_t device_bytes(const ggml_tensor * root) override { return ggml_nbytes(root); }
+
+    ggml_tensor * weight(SubLayer & sublayer, int64_t ne1) {
+        ggml_tensor * tensor = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, 8, ne1);
+        weights[tensor].tensor = tensor;
+        weights[tensor].sublayer = &sublayer;
+        return tensor;
+    }
+
+    Chain() {
+        ggml_context * c = context.get();
+        table.kind = XLM_KIND_LOOKUP;
+        small.kind = XLM_KIND_SMALL;
+        attention.kind = XLM_KIND_ATTENTION;
+        ffn.kind = XLM_KIND_FFN;
+        ids = ggml_new_tensor_1d(c, GGML_TYPE_I32, 3);
+        x = ggml_get_rows(c, weight(table, 16), ids);
+        norm_a = ggml_rms_norm(c, x, 1e-5F);
+        scaled_a = ggml_mul(c, norm_a, weight(small, 1));
+        mul_a = ggml_mul_mat(c, weight(attention, 8), scaled_a);
+        residual = ggml_add(c, mul_a, x);
+        norm_b = ggml_rms_norm(c, residual, 1e-5F);
+        scaled_b = ggml_mul(c, norm_b, weight(small, 1));
+        mul_b = ggml_mul_mat(c, weight(ffn, 8), scaled_b);
+        graph = ggml_new_graph(c);
+        ggml_build_forward_expand(graph, mul_b);
+    }
+
+    int node(const ggml_tensor * tensor) const {
+        for (int i = 0; i < ggml_graph_n_nodes(graph); i++)
+            if (ggml_graph_node(graph, i) == tensor) return i;
+        return -1;
+    }
+};
+
+const Root & root_of(const GraphInfo & info, const ggml_tensor * tensor) {
+    for (const Root & root : info.roots)
+        if (root.tensor == tensor) return root;
+    std::fprintf(stderr, "no such root\n");
+    std::exit(1);
+}
+
+void test_borders_stand_behind_the_norm() {
+    Chain chain;
+    const GraphInfo info = analyse_graph(*chain.graph, chain);
+    CHECK_EQ(info.units.size(), size_t{2});
+    CHECK(info.units[0].sublayer == &chain.attention && info.units[1].sublayer == &chain.ffn);
+    CHECK_EQ(info.units[0].last, chain.node(chain.scaled_b));
+    CHECK_EQ(info.units[1].first, chain.node(chain.mul_b));
+    CHECK_EQ(info.units[1].last, chain.node(chain.mul_b));
+    CHECK_EQ(info.n_tokens, 3U);
+    CHECK(info.replayable);
+}
+
+void test_tables_stay_on_the_host() {
+    Chain chain;
+    const GraphInfo info = analyse_graph(*chain.graph, chain);
+    CHECK(info.nodes[static_cast<size_t>(chain.node(chain.x))].cpu_only);
+    CHECK(!info.nodes[static_cast<size_t>(chain.node(chain.mul_a))].cpu_only);
+    CHECK(!root_of(info, chain.ids).escapes);
+    CHECK_EQ(info.inputs.size(), size_t{1});
+}
+
+void test_escapes_are_sinks_and_outputs() {
+    Chain chain;
+    CHECK(!root_of(analyse_graph(*chain.graph, chain), chain.residual).escapes);
+    ggml_set_output(chain.residual);
+    const GraphInfo info = analyse_graph(*chain.graph, chain);
+    CHECK(root_of(info, chain.residual).escapes);
+    CHECK(root_of(info, chain.mul_b).escapes); // nobody reads it here
+    CHECK(!root_of(info, chain.mul_a).escapes);
+}
+
+// A piece of a larger graph: what the rest of it reads must survive.
+void test_pieces_keep_what_others_read() {
+    Chain chain;
+    ggml_cgraph piece = *chain.graph;
+    piece.n_nodes = chain.node(chain.residual) + 1;
+    const GraphInfo info = analyse_graph(piece, chain);
+    CHECK(root_of(info, chain.residual).escapes);
+    CHECK(!root_of(info, chain.scaled_a).escapes);
+}
+
+void test_lifetimes_leave_room_for_fused_kernels() {
+    Chain chain;
+    const GraphInfo info = analyse_graph(*chain.graph, chain);
+    std::vector<uint8_t> all(info.nodes.size(), 1);
+    all[static_cast<size_t>(chain.node(chain.x))] = 0;
+    const std::vector<ScratchItem> items = scratch_items(info, all);
+    for (size_t r = 0; r < items.size(); r++) {
+        const Root & root = info.roots[r];
+        if (root.cls == RootClass::weight || root.tensor == chain.ids) CHECK_EQ(items[r].first, -1);
+        // ADD + RMS_NORM + MUL run as one: what the first reads must outlive what the last writes.
+        if (root.tensor == chain.mul_a) CHECK(items[r].last >= chain.node(chain.scaled_b));
+        if (root.tensor == chain.x) CHECK_EQ(items[r].first, chain.node(chain.norm_a));
+    }
+}
+
+} // namespace
+
+int main() {
+    test_borders_stand_behind_the_norm();
+    test_tables_stay_on_the_host();
+    test_escapes_are_sinks_and_outputs();
+    test_pieces_keep_what_others_read();
+    test_lifetimes_leave_room_for_fused_kernels();
+    std::puts("ok");
+}

@@ -1,0 +1,342 @@
+// A toy model on XLM0 over the virtual GPU against the same model on the CPU: equal bits,
+// whatever the placements and budgets, and never a byte above the budget.
+#include "backend_toy.hpp"
+
+#include <atomic>
+#include <thread>
+
+using namespace toy;
+
+namespace {
+
+constexpr int kLayers = 3;
+constexpr uint64_t kPlenty = 32 << 20;
+
+struct Pair {
+    explicit Pair(uint32_t seed, bool tied = false)
+        : plain_model(false, kLayers, seed, tied), model(true, kLayers, seed, tied), plain(plain_model), device(model) {
+    }
+
+    // One step on both; true when all bits agree.
+    bool step(std::mt19937 & random, int n) {
+        const std::vector<int32_t> tokens = some_tokens(random, n);
+        return same_bits(plain.step(tokens), device.step(tokens));
+    }
+    bool same_caches() const { return plain.cache_bytes() == device.cache_bytes(); }
+
+    Model plain_model, model;
+    Context plain, device;
+};
+
+void check_books() {
+    const xlm_memory now = memory();
+    CHECK_EQ(now.used_bytes, Sim::get().counters().used_bytes);
+    CHECK_EQ(now.used_bytes, now.resident_bytes + now.kv_bytes + now.ring_bytes + now.scratch_bytes);
+    CHECK(now.used_bytes <= now.budget_bytes);
+    CHECK_EQ(now.over_budget_events, uint64_t{0});
+    CHECK_EQ(Sim::get().counters().n_frees_in_use, uint64_t{0});
+}
+
+std::vector<uint8_t> random_placement(std::mt19937 & random) {
+    std::vector<uint8_t> placement(xlm_device_sublayer_count());
+    for (uint8_t & value : placement)
+        value = static_cast<uint8_t>(random() % 3);
+    return placement;
+}
+
+void test_sublayers_of_the_toy() {
+    const Pair pair(1);
+    CHECK_EQ(xlm_device_sublayer_count(), uint32_t{1 + 2 * kLayers + 2}); // small, layers, look-up and output
+    uint64_t kv_bytes = 0;
+    for (uint32_t i = 0; i < xlm_device_sublayer_count(); i++) {
+        xlm_sublayer_info info{};
+        info.struct_size = sizeof info;
+        CHECK_EQ(xlm_device_sublayer(i, &info), XLM_OK);
+        CHECK_EQ(info.index, i);
+        CHECK(info.device_bytes >= info.host_bytes && info.largest_piece_bytes <= info.device_bytes);
+        kv_bytes += info.kv_device_bytes;
+    }
+    CHECK_EQ(kv_bytes, uint64_t{kLayers * kCells * kEmbd * (4 + 2)});
+    xlm_sublayer_info info{};
+    info.struct_size = sizeof info;
+    CHECK_EQ(xlm_device_sublayer(1000, &info), XLM_ERR_INVALID_ARGUMENT);
+}
+
+void test_every_uniform_placement() {
+    for (const bool tied : {false, true}) {
+        for (uint8_t place : {XLM_PLACE_CPU, XLM_PLACE_STREAM, XLM_PLACE_RESIDENT}) {
+            Pair pair(2, tied);
+            std::mt19937 random(5);
+            set_budget(kPlenty);
+            set_placements(std::vector<uint8_t>(xlm_device_sublayer_count(), place), 1 << 20);
+            for (int n : {7, 1, 1, 12, 1}) {
+                CHECK(pair.step(random, n));
+                check_books();
+            }
+            CHECK(pair.same_caches());
+            const xlm_memory now = memory();
+            CHECK_EQ(now.ring_bytes > 0, place == XLM_PLACE_STREAM);
+            CHECK_EQ(now.kv_bytes > 0, place != XLM_PLACE_CPU);
+            CHECK_EQ(now.used_bytes == 0, place == XLM_PLACE_CPU);
+        }
+    }
+    CHECK_EQ(stats().n_fallback_cpu, uint64_t{0});
+}
+
+void test_every_combination_of_two_layers_worth() {
+    Pair pair(3);
+    std::mt19937 random(6);
+    set_budget(kPlenty);
+    const uint32_t n = xlm_device_sublayer_count();
+    for (int code = 0; code < 81; code++) { // attention and FFN of layers 1 and 2 in all ways, the rest at random
+        std::vector<uint8_t> placement = random_placement(random);
+        for (uint32_t i = 0, rest = static_cast<uint32_t>(code); i < 4 && i + 3 < n; i++, rest /= 3)
+            placement[i + 3] = static_cast<uint8_t>(rest % 3);
+        set_placements(placement, 256 << 10);
+        CHECK(pair.step(random, code % 5 == 0 ? 4 : 1));
+        check_books();
+    }
+    CHECK(pair.same_caches());
+}
+
+void test_random_budgets_and_schedules_between_steps() {
+    Pair pair(4);
+    std::mt19937 random(7);
+    for (int i = 0; i < 150; i++) {
+        const xlm_release release = set_budget(random() % (600 << 10));
+        CHECK_EQ(release.device_used_bytes, release.used_bytes);
+        if (i % 3 == 0) set_placements(random_placement(random), random() % (128 << 10), random() % (64 << 10));
+        uint32_t more = 0;
+        if (i % 4 == 0) CHECK_EQ(xlm_device_settle(random() % (64 << 10), &more), XLM_OK);
+        CHECK(pair.step(random, i % 7 == 0 ? 6 : 1));
+        check_books();
+    }
+    CHECK(pair.same_caches());
+}
+
+void test_reclaim_from_another_thread() {
+    Pair pair(5);
+    set_budget(kPlenty);
+    std::atomic<bool> done{false};
+    std::thread game([&] {
+        std::mt19937 random(8);
+        while (!done) {
+            const uint64_t bytes = random() % 2 ? random() % (600 << 10) : 0;
+            const xlm_release release = set_budget(bytes);
+            CHECK(release.used_bytes <= bytes);
+            CHECK(Sim::get().counters().used_bytes <= bytes);
+            if (random() % 8 == 0) set_placements(random_placement(random), random() % (128 << 10));
+            std::this_thread::yield();
+        }
+    });
+    std::mt19937 random(9);
+    for (int i = 0; i < 600; i++)
+        CHECK(pair.step(random, i % 10 == 0 ? 9 : 1));
+    done = true;
+    game.join();
+    CHECK(pair.same_caches());
+    CHECK_EQ(memory().over_budget_events, uint64_t{0});
+}
+
+void test_failing_allocations_only_slow_down() {
+    Pair pair(6);
+    std::mt19937 random(10);
+    set_budget(kPlenty);
+    for (int i = 0; i < 60; i++) {
+        CHECK_EQ(Sim::get().fail_allocations(random() % 6, 1 + random() % 5), XLM_OK);
+        set_placements(random_placement(random), 128 << 10);
+        CHECK(pair.step(random, i % 6 == 0 ? 5 : 1));
+        check_books();
+        if (i % 5 == 0) CHECK_EQ(xlm_device_trim(), XLM_OK);
+    }
+    CHECK_EQ(Sim::get().fail_allocations(0, 0), XLM_OK);
+    CHECK(stats().n_fallback_cpu > 0);
+}
+
+void test_lost_device_costs_no_token() {
+    for (uint32_t after = 0; after < 12; after++) {
+        Pair pair(7);
+        std::mt19937 random(11 + after);
+        set_budget(kPlenty);
+        set_placements(random_placement(random), 256 << 10);
+        CHECK(pair.step(random, 3));
+        CHECK_EQ(Sim::get().lose_device(after), XLM_OK);
+        for (int i = 0; i < 6; i++)
+            CHECK(pair.step(random, 1));
+        CHECK(pair.same_caches());
+        CHECK_EQ(Sim::get().restore_device(), XLM_OK);
+        CHECK_EQ(xlm_device_recover(), XLM_OK);
+        CHECK_EQ(stats().device_lost, 0U);
+        set_placements(std::vector<uint8_t>(xlm_device_sublayer_count(), XLM_PLACE_RESIDENT), 0);
+        CHECK(pair.step(random, 1));
+        CHECK(memory().resident_bytes > 0);
+        check_books();
+    }
+    Pair pair(8);
+    std::mt19937 random(12);
+    set_placements(std::vector<uint8_t>(xlm_device_sublayer_count(), XLM_PLACE_RESIDENT), 0);
+    CHECK_EQ(Sim::get().lose_device(0), XLM_OK);
+    CHECK(pair.step(random, 2));
+    CHECK_EQ(stats().device_lost, 1U);
+    CHECK_EQ(memory().used_bytes, uint64_t{0});
+    CHECK_EQ(xlm_device_recover(), XLM_ERR_DEVICE_LOST);
+    CHECK_EQ(Sim::get().restore_device(), XLM_OK);
+    CHECK_EQ(xlm_device_recover(), XLM_OK);
+}
+
+void test_piece_larger_than_the_ring() {
+    Pair pair(9);
+    std::mt19937 random(13);
+    set_budget(kPlenty);
+    CHECK_EQ(xlm_device_reset_stats(), XLM_OK);
+    set_placements(std::vector<uint8_t>(xlm_device_sublayer_count(), XLM_PLACE_STREAM),
+                   9 << 10); // FFN matrices are larger
+    CHECK(pair.step(random, 1));
+    CHECK(stats().n_fallback_cpu > 0 && stats().n_pieces_streamed > 0);
+    check_books();
+}
+
+void test_state_written_in_place_and_restored() {
+    Pair pair(10);
+    std::mt19937 random(14);
+    set_budget(kPlenty);
+    for (int i = 0; i < 12; i++) {
+        set_placements(random_placement(random), 256 << 10);
+        CHECK(pair.step(random, 2));
+        if (i % 3 == 1) pair.plain.shift(), pair.device.shift();
+        CHECK(pair.same_caches());
+        if (i % 4 == 3) { // a session is put back while copies of it lie on the device
+            const std::vector<char> saved = pair.plain.cache_bytes();
+            const int n_past = pair.plain.n_past();
+            CHECK(pair.step(random, 1));
+            pair.plain.restore_cache(saved, n_past);
+            pair.device.restore_cache(saved, n_past);
+        }
+    }
+}
+
+void test_two_models_and_two_threads() {
+    set_budget(kPlenty);
+    Pair first(11);
+    {
+        Pair second(12, true);
+        set_placements(std::vector<uint8_t>(xlm_device_sublayer_count(), XLM_PLACE_RESIDENT), 256 << 10);
+        const auto run = [](Pair & pair, uint32_t seed) {
+            std::mt19937 random(seed);
+            for (int i = 0; i < 30; i++)
+                CHECK(pair.step(random, i % 9 == 0 ? 4 : 1));
+        };
+        std::thread other([&] { run(second, 15); });
+        run(first, 16);
+        other.join();
+        CHECK(first.same_caches() && second.same_caches());
+    }
+    CHECK_EQ(xlm_device_sublayer_count(), uint32_t{1 + 2 * kLayers + 2}); // the second is gone, with its copies
+    std::mt19937 random(17);
+    CHECK(first.step(random, 1));
+    check_books();
+}
+
+void test_abort_keeps_the_context_usable() {
+    Pair pair(13);
+    std::mt19937 random(18);
+    set_placements(random_placement(random), 256 << 10);
+    CHECK(pair.step(random, 3));
+    std::atomic<bool> done{false};
+    std::thread impatient([&] {
+        while (!done)
+            CHECK_EQ(xlm_device_abort_step(), XLM_OK);
+    });
+    int aborted = 0;
+    while (aborted < 5) {
+        const std::vector<char> saved = pair.device.cache_bytes();
+        const int n_past = pair.device.n_past();
+        const std::vector<int32_t> tokens = some_tokens(random, 1);
+        if (pair.device.step(tokens).empty()) {
+            CHECK_EQ(pair.device.status, GGML_STATUS_ABORTED);
+            aborted++;
+        }
+        pair.device.restore_cache(saved, n_past);
+    }
+    done = true;
+    impatient.join();
+    CHECK(pair.step(random, 1));
+}
+
+void test_calls_out_of_order() {
+    xlm_device_config config{};
+    config.struct_size = sizeof config;
+    config.inner = "none";
+    CHECK_EQ(xlm_device_open(&config), XLM_ERR_STATE);
+    CHECK_EQ(xlm_device_open(nullptr), XLM_ERR_STATE);
+    CHECK_EQ(xlm_device_memory(nullptr), XLM_ERR_INVALID_ARGUMENT);
+    xlm_stats unset{};
+    CHECK_EQ(xlm_device_stats(&unset), XLM_ERR_INVALID_ARGUMENT);
+    CHECK_EQ(xlm_device_set_schedule(nullptr), XLM_ERR_INVALID_ARGUMENT);
+    CHECK_EQ(xlm_device_model_end(4711), XLM_ERR_STATE);
+    CHECK_EQ(xlm_device_context_begin(4711), XLM_ERR_INVALID_ARGUMENT);
+    CHECK(std::strlen(xlm_device_last_error()) > 0);
+}
+
+void test_closed_device() {
+    xlm_device_close();
+    xlm_device_close();
+    CHECK_EQ(Sim::get().counters().used_bytes, uint64_t{0});
+    CHECK_EQ(xlm_device_begin_step(1), XLM_ERR_STATE);
+    xlm_device_config config{};
+    config.struct_size = sizeof config;
+    CHECK_EQ(xlm_device_open(&config), XLM_ERR_INVALID_ARGUMENT);
+    config.inner = "sim";
+    CHECK_EQ(xlm_device_open(&config), XLM_ERR_INVALID_ARGUMENT);
+    config.inner_library = "/nowhere/libggml-none.so";
+    CHECK_EQ(xlm_device_open(&config), XLM_ERR_NO_DEVICE);
+    config.inner_library = XLM_SIM_LIBRARY;
+    config.inner_index = 99;
+    CHECK_EQ(xlm_device_open(&config), XLM_ERR_NO_DEVICE);
+    open_device("none", 1 << 20);
+    Pair pair(14);
+    std::mt19937 random(19);
+    set_placements(std::vector<uint8_t>(xlm_device_sublayer_count(), XLM_PLACE_RESIDENT), 1 << 20);
+    CHECK(pair.step(random, 4));
+    CHECK_EQ(memory().used_bytes, uint64_t{0});
+    CHECK_EQ(xlm_device_recover(), XLM_ERR_NO_DEVICE);
+}
+
+struct Case {
+    const char * name;
+    void (*run)();
+};
+
+constexpr Case kCases[] = {
+    {"sublayers", test_sublayers_of_the_toy},
+    {"uniform", test_every_uniform_placement},
+    {"combinations", test_every_combination_of_two_layers_worth},
+    {"budgets", test_random_budgets_and_schedules_between_steps},
+    {"reclaim", test_reclaim_from_another_thread},
+    {"allocations", test_failing_allocations_only_slow_down},
+    {"lost", test_lost_device_costs_no_token},
+    {"large_piece", test_piece_larger_than_the_ring},
+    {"state", test_state_written_in_place_and_restored},
+    {"models", test_two_models_and_two_threads},
+    {"abort", test_abort_keeps_the_context_usable},
+    {"order", test_calls_out_of_order},
+    {"closed", test_closed_device},
+};
+
+} // namespace
+
+int main(int argc, char ** argv) {
+    const std::string wanted = argc > 1 ? argv[1] : "";
+    open_device("sim", 0);
+    int n_run = 0;
+    for (const Case & test : kCases) {
+        if (!wanted.empty() && wanted != test.name) continue;
+        std::printf("%s\n", test.name);
+        std::fflush(stdout);
+        test.run();
+        n_run++;
+    }
+    CHECK(n_run > 0);
+    xlm_device_close();
+    std::puts("ok");
+}

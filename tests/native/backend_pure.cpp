@@ -1,0 +1,254 @@
+// The parts of the backend that touch no device.
+#include "backend_check.hpp"
+
+#include "backend/cache.hpp"
+#include "backend/classify.hpp"
+#include "backend/errors.hpp"
+#include "backend/gate.hpp"
+#include "backend/ledger.hpp"
+#include "backend/range_set.hpp"
+#include "backend/ring_alloc.hpp"
+#include "backend/schedule.hpp"
+#include "backend/scratch_plan.hpp"
+
+#include <atomic>
+#include <random>
+#include <thread>
+
+using namespace xlm;
+
+namespace {
+
+void expect_class(const char * name, const char * tower, int32_t layer, xlm_sublayer_kind kind) {
+    const TensorClass cls = classify_weight(name);
+    if (cls.tower == tower && cls.layer == layer && cls.kind == kind) return;
+    std::fprintf(stderr, "%s: tower '%s', layer %d, kind %d\n", name, cls.tower.c_str(), cls.layer, cls.kind);
+    std::exit(1);
+}
+
+void test_classes() {
+    expect_class("token_embd.weight", "", -1, XLM_KIND_LOOKUP);
+    expect_class("token_embd_norm.weight", "", -1, XLM_KIND_SMALL);
+    expect_class("per_layer_token_embd.weight", "", -1, XLM_KIND_LOOKUP);
+    expect_class("per_layer_model_proj.weight", "", -1, XLM_KIND_EXTRAS);
+    expect_class("output.weight", "", -1, XLM_KIND_OUTPUT);
+    expect_class("output_norm.weight", "", -1, XLM_KIND_SMALL);
+    expect_class("cls.output.weight", "", -1, XLM_KIND_OUTPUT);
+    expect_class("rope_freqs.weight", "", -1, XLM_KIND_SMALL);
+    expect_class("blk.0.attn_q.weight", "", 0, XLM_KIND_ATTENTION);
+    expect_class("blk.0.attn_q.bias", "", 0, XLM_KIND_SMALL);
+    expect_class("blk.31.attn_sinks.weight", "", 31, XLM_KIND_SMALL);
+    expect_class("blk.7.ssm_conv1d.weight", "", 7, XLM_KIND_ATTENTION);
+    expect_class("blk.7.time_mix_key.weight", "", 7, XLM_KIND_ATTENTION);
+    expect_class("blk.7.shortconv.in_proj.weight", "", 7, XLM_KIND_ATTENTION);
+    expect_class("blk.7.indexer.attn_k.weight", "", 7, XLM_KIND_ATTENTION);
+    expect_class("blk.12.ffn_gate.weight", "", 12, XLM_KIND_FFN);
+    expect_class("blk.12.channel_mix_value.weight", "", 12, XLM_KIND_FFN);
+    expect_class("blk.12.ffn_gate_inp.weight", "", 12, XLM_KIND_SMALL);
+    expect_class("blk.12.ffn_gate_inp_shexp.weight", "", 12, XLM_KIND_SMALL);
+    expect_class("blk.12.ffn_gate_exps.weight", "", 12, XLM_KIND_EXPERTS);
+    expect_class("blk.12.ffn_gate_up_exps.weight", "", 12, XLM_KIND_EXPERTS);
+    expect_class("blk.12.ffn_down_exps.scale", "", 12, XLM_KIND_SMALL);
+    expect_class("blk.12.ffn_down_chexps.weight", "", 12, XLM_KIND_EXPERTS);
+    expect_class("blk.12.ffn_up_shexp.weight", "", 12, XLM_KIND_SHARED_EXPERTS);
+    expect_class("blk.12.ffn_gate_tid2eid.weight", "", 12, XLM_KIND_LOOKUP);
+    expect_class("blk.12.exp_probs_b.bias", "", 12, XLM_KIND_SMALL);
+    expect_class("blk.5.altup_router.weight", "", 5, XLM_KIND_EXTRAS);
+    expect_class("blk.5.laurel_l.weight", "", 5, XLM_KIND_EXTRAS);
+    expect_class("blk.5.laurel_post_norm.weight", "", 5, XLM_KIND_SMALL);
+    expect_class("blk.5.nextn.eh_proj.weight", "", 5, XLM_KIND_OUTPUT);
+    expect_class("blk.5.nextn.embed_tokens.weight", "", 5, XLM_KIND_LOOKUP);
+    expect_class("v.blk.3.attn_out.weight", "v.", 3, XLM_KIND_ATTENTION);
+    expect_class("v.blk.3.ffn_up.weight", "v.", 3, XLM_KIND_FFN);
+    expect_class("v.blk.3.ln1.weight", "v.", 3, XLM_KIND_SMALL);
+    expect_class("dec.blk.2.cross_attn_k.weight", "dec.", 2, XLM_KIND_ATTENTION);
+    expect_class("mm.2.weight", "", -1, XLM_KIND_OUTPUT);
+    expect_class("blk.4.some_future_thing.weight", "", 4, XLM_KIND_FFN);
+    expect_class("", "", -1, XLM_KIND_OUTPUT);
+    expect_class("blk.", "", -1, XLM_KIND_OUTPUT);
+    expect_class("blk.x.attn_q.weight", "", -1, XLM_KIND_OUTPUT);
+    CHECK_EQ(state_layer("cache_k_l17"), 17);
+    CHECK_EQ(state_layer("cache_s_l0 (view)"), 0);
+    CHECK_EQ(state_layer("mystery"), -1);
+    CHECK(is_token_embedding("token_embd.weight") && !is_token_embedding("v.token_embd.img_end"));
+}
+
+void test_ranges_join_and_cover() {
+    RangeSet set;
+    set.add({10, 20});
+    set.add({30, 40});
+    set.add({20, 30}); // touches both
+    CHECK_EQ(set.ranges().size(), size_t{1});
+    CHECK(set.ranges()[0] == (ByteRange{10, 40}));
+    set.add({5, 5});
+    CHECK_EQ(set.ranges().size(), size_t{1});
+    set.clear();
+    std::mt19937 random(1);
+    std::vector<uint8_t> bytes(4096, 0);
+    for (int i = 0; i < 500; i++) {
+        const size_t begin = random() % 4000, end = begin + random() % 30;
+        set.add({begin, end});
+        for (size_t b = begin; b < end; b++)
+            bytes[b] = 1;
+        CHECK(set.ranges().size() <= RangeSet::kMaxRanges);
+        size_t last = 0;
+        std::vector<uint8_t> covered(4096, 0);
+        for (const ByteRange & range : set.ranges()) {
+            CHECK(range.begin >= last && range.begin < range.end);
+            last = range.end + 1; // neighbours that touch are joined
+            for (size_t b = range.begin; b < range.end; b++)
+                covered[b] = 1;
+        }
+        for (size_t b = 0; b < bytes.size(); b++)
+            CHECK(!bytes[b] || covered[b]);
+    }
+}
+
+void test_ledger_refuses_a_byte_too_much() {
+    Ledger ledger;
+    CHECK(!ledger.try_reserve(Purpose::ring, 1));
+    ledger.set_budget(100);
+    CHECK(ledger.try_reserve(Purpose::resident, 60));
+    CHECK(!ledger.try_reserve(Purpose::kv, 41));
+    CHECK(!ledger.try_reserve(Purpose::kv, UINT64_MAX));
+    CHECK(ledger.try_reserve(Purpose::kv, 40));
+    ledger.set_budget(50);
+    CHECK(ledger.over_budget());
+    CHECK(!ledger.try_reserve(Purpose::scratch, 1));
+    ledger.release(Purpose::resident, 60);
+    CHECK(!ledger.over_budget());
+    CHECK_EQ(ledger.view().of(Purpose::kv), uint64_t{40});
+    CHECK_EQ(ledger.view().peak_bytes, uint64_t{100});
+}
+
+void test_ring_never_overlaps() {
+    std::mt19937 random(2);
+    RingAllocator ring(1000);
+    CHECK(!ring.allocate(1001));
+    CHECK(!ring.allocate(0));
+    std::deque<RingSpan> live;
+    int placed = 0;
+    for (int i = 0; i < 20000; i++) {
+        if (const auto span = ring.allocate(1 + random() % 400)) {
+            CHECK(span->offset + span->bytes <= 1000);
+            for (const RingSpan & other : live)
+                CHECK(!overlaps(*span, other));
+            live.push_back(*span);
+            placed++;
+        } else {
+            CHECK(!live.empty()); // an empty ring takes anything that fits
+            live.pop_front();
+            ring.pop_front();
+        }
+    }
+    CHECK(placed > 5000);
+}
+
+void test_scratch_shares_only_dead_bytes() {
+    std::mt19937 random(3);
+    for (int round = 0; round < 200; round++) {
+        std::vector<ScratchItem> items(60);
+        uint64_t sum = 0;
+        for (ScratchItem & item : items) {
+            item.bytes = random() % 5000;
+            item.first = static_cast<int>(random() % 100) - 5;
+            item.last = item.first + static_cast<int>(random() % 20);
+            sum += item.bytes + 256;
+        }
+        const ScratchLayout layout = plan_scratch(items, 256);
+        CHECK(layout.peak_bytes <= sum);
+        for (size_t a = 0; a < items.size(); a++) {
+            if (items[a].first < 0) continue;
+            CHECK_EQ(layout.offsets[a] % 256, uint64_t{0});
+            CHECK(layout.offsets[a] + items[a].bytes <= layout.peak_bytes);
+            for (size_t b = 0; b < a; b++) {
+                if (items[b].first < 0) continue;
+                const bool meet = items[a].first <= items[b].last && items[b].first <= items[a].last;
+                CHECK(!meet || !overlaps({layout.offsets[a], items[a].bytes}, {layout.offsets[b], items[b].bytes}));
+            }
+        }
+    }
+}
+
+void test_eviction_order() {
+    SubLayer small, low, high, unranked;
+    small.kind = XLM_KIND_SMALL;
+    low.rank = 5;
+    high.rank = 1;
+    std::vector<SubLayer *> order{&small, &high, &unranked, &low};
+    sort_for_eviction(order);
+    CHECK(order[0] == &unranked && order[1] == &low && order[2] == &high && order[3] == &small);
+}
+
+bool schedule_refused(const xlm_schedule & source, uint32_t n) {
+    try {
+        read_schedule(source, n);
+    } catch (const ApiError & error) {
+        CHECK_EQ(error.status, XLM_ERR_INVALID_ARGUMENT);
+        return true;
+    }
+    return false;
+}
+
+void test_schedule_is_checked() {
+    const uint8_t placement[3] = {0, 1, 2}, wrong[3] = {0, 1, 3};
+    xlm_tier_schedule tiers[2] = {{sizeof(xlm_tier_schedule), 1, placement, 0},
+                                  {sizeof(xlm_tier_schedule), 64, placement, 0}};
+    const uint32_t order[3] = {2, 0, 1}, twice[3] = {2, 2, 1};
+    xlm_schedule source{sizeof(xlm_schedule), 2, tiers, 3, order, 0, 0, 9};
+    const Schedule schedule = read_schedule(source, 3);
+    CHECK_EQ(schedule.id, uint64_t{9});
+    CHECK_EQ(schedule.tier_for(1), 0U);
+    CHECK_EQ(schedule.tier_for(2), 1U);
+    CHECK_EQ(schedule.tier_for(100000), 1U);
+    CHECK(schedule_refused(source, 4));
+    source.priority = twice;
+    CHECK(schedule_refused(source, 3));
+    source.priority = nullptr;
+    tiers[1].max_tokens = 1;
+    CHECK(schedule_refused(source, 3));
+    tiers[1].max_tokens = 64;
+    tiers[1].placement = wrong;
+    CHECK(schedule_refused(source, 3));
+    source.n_tiers = 0;
+    CHECK(schedule_refused(source, 3));
+}
+
+// No request is lost, whoever holds the gate, and nobody is inside twice.
+void test_gate_serves_every_request() {
+    std::atomic<int> inside{0}, served{0};
+    Gate gate([&] {
+        CHECK_EQ(inside.fetch_add(1), 0);
+        served++;
+        inside--;
+    });
+    std::atomic<bool> done{false};
+    std::thread holder([&] {
+        while (!done) {
+            const GateGuard guard(gate);
+            CHECK_EQ(inside.fetch_add(1), 0);
+            inside--;
+            if (gate.requested()) gate.serve_requests();
+            const GateWindow window(gate);
+        }
+    });
+    for (int i = 0; i < 2000; i++)
+        CHECK(gate.request(std::chrono::minutes(5)));
+    done = true;
+    holder.join();
+    CHECK(served > 0);
+}
+
+} // namespace
+
+int main() {
+    test_classes();
+    test_ranges_join_and_cover();
+    test_ledger_refuses_a_byte_too_much();
+    test_ring_never_overlaps();
+    test_scratch_shares_only_dead_bytes();
+    test_eviction_order();
+    test_schedule_is_checked();
+    test_gate_serves_every_request();
+    std::puts("ok");
+}
