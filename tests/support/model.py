@@ -44,7 +44,7 @@ class PlainLlama:
         params.n_gpu_layers = n_gpu_layers
         self._devices = (ctypes.c_void_p * 2)(device, None) if device is not None else None
         if self._devices is not None:
-            params.devices = ctypes.cast(self._devices, type(params.devices))
+            params.devices = ctypes.cast(self._devices, ctypes.c_void_p)
         self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         assert self.model, f"plain llama.cpp cannot load {path}"
         context = llama_cpp.llama_context_default_params()

@@ -1,0 +1,1 @@
+"""Benchmarks: `make bench` rewrites docs/benchmarks.md. Each compares two things in one run, as a ratio."""

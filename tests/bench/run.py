@@ -1,0 +1,119 @@
+"""Measure everything and rewrite docs/benchmarks.md (and build/bench.json).
+
+usage: python -m tests.bench.run [--quick] [--only NAME]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.bench import host_memory, reclaim, throughput
+
+ROOT = Path(__file__).resolve().parents[2]
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+
+
+def machine() -> str:
+    cpu = platform.processor() or "unknown CPU"
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [
+            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+        ]
+        cpu = names[0] if names else cpu
+    memory = psutil.virtual_memory().total / 2**30
+    return f"{cpu}, {psutil.cpu_count(logical=True)} cores, {memory:.0f} GiB, {platform.system()}; virtual GPU (exact)"
+
+
+def verdict(ok: bool) -> str:
+    return "met" if ok else "**missed**"
+
+
+def throughput_rows(r: dict[str, Any]) -> list[str]:
+    return [
+        "| what | figure | goal | |",
+        "|---|---|---|---|",
+        f"| tokens/s, SDK → broker → engine, all resident | {r['xlm_tokens_per_s']:.1f} | | |",
+        f"| tokens/s, bare llama.cpp loop, same device | {r['bare_tokens_per_s']:.1f} | | |",
+        f"| ratio, median of {r['rounds']} interleaved pairs (min {r['ratio_min']:.3f}, max {r['ratio_max']:.3f}) "
+        f"| {r['ratio_median']:.3f} | ≥ 0.95 | {verdict(r['ratio_median'] >= 0.95)} |",
+    ]
+
+
+def reclaim_rows(result: dict[str, Any]) -> list[str]:
+    rows = [
+        "| while | n | p50 ms | p99 ms | max ms | broker's p99 ms | freed MiB (mean) | over the grant | goal | |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for phase, r in result.items():
+        goal = ("p99 ≤ 16.7 ms", verdict(r["client_p99_ms"] <= 16.7)) if phase == "decode" else ("", "")
+        rows.append(
+            f"| {phase} | {r['n']} | {r['client_p50_ms']:.2f} | {r['client_p99_ms']:.2f} | {r['client_max_ms']:.2f} "
+            f"| {r['broker_p99_ms']:.2f} | {r['mean_freed_mib']:.0f} | {r['over_grant']} | {goal[0]} | {goal[1]} |"
+        )
+    return rows
+
+
+def memory_rows(r: dict[str, Any]) -> list[str]:
+    return [
+        "| broker + engine MiB | model file | KV | over file and KV | goal | |",
+        "|---|---|---|---|---|---|",
+        f"| {r['used_mib']:.0f} | {r['model_file_mib']:.0f} | {r['kv_mib']:.0f} | {r['over_file_and_kv_mib']:.0f} "
+        f"| ≤ 300 | {verdict(r['over_file_and_kv_mib'] <= 300)} |",
+    ]
+
+
+def document(results: dict[str, Any]) -> list[str]:
+    lines = [f"Machine: {results['machine']}. Measured {results['date']} with `make bench`.", ""]
+    titles = {
+        "reclaim": ("Reclaim: request → released → acknowledged, seen by the client", reclaim_rows),
+        "throughput": ("Throughput, everything resident", throughput_rows),
+        "host_memory": ("Host memory", memory_rows),
+    }
+    for name, (title, rows) in titles.items():
+        if name in results:
+            lines += [f"### {title}", "", *rows(results[name]), ""]
+    return lines
+
+
+def rewrite(path: Path, lines: list[str]) -> None:
+    text = path.read_text() if path.exists() else f"# Benchmarks\n\n{BEGIN}\n{END}\n"
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    path.write_text(f"{head}{BEGIN}\n" + "\n".join(lines) + f"{END}{tail}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds; does not touch docs/")
+    parser.add_argument("--only", choices=("reclaim", "throughput", "host_memory"))
+    options = parser.parse_args()
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "reclaim": lambda: reclaim.measure(20 if options.quick else 200),
+        "throughput": lambda: throughput.measure(3 if options.quick else 9),
+        "host_memory": host_memory.measure,
+    }
+    results: dict[str, Any] = {"machine": machine(), "date": time.strftime("%Y-%m-%d")}
+    for name, part in parts.items():
+        if options.only in (None, name):
+            print(f"measuring {name} …", file=sys.stderr, flush=True)
+            results[name] = part()
+    (ROOT / "build").mkdir(exist_ok=True)
+    (ROOT / "build/bench.json").write_text(json.dumps(results, indent=1))
+    lines = document(results)
+    if not options.quick and not options.only:
+        rewrite(ROOT / "docs/benchmarks.md", lines)
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

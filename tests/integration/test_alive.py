@@ -1,0 +1,113 @@
+"""Whoever dies, the others live on and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+import xlm
+from tests.support.running_broker import RunningBroker, running_broker, wait_until
+
+SYSTEM = "You are Greta, a blacksmith."
+FIRST, SECOND = "What do you forge today?", "And what will it cost me?"
+
+
+def conversation(client: xlm.Client) -> list[list[int]]:
+    with client.open_session(system=SYSTEM) as npc:
+        return [list(npc.say(text, max_tokens=48, temperature=0.0).token_ids) for text in (FIRST, SECOND)]
+
+
+def test_engine_killed_in_mid_sentence(broker: RunningBroker) -> None:
+    with broker.connect() as client:
+        client.set_budget("256MiB")
+        expected = conversation(client)
+        with client.open_session(system=SYSTEM) as npc:
+            reply = npc.say(FIRST, max_tokens=48, temperature=0.0)
+            pieces = iter(reply)
+            text = next(pieces)
+            os.kill(broker.engine_pid(), signal.SIGKILL)
+            text += "".join(pieces)
+            assert list(reply.token_ids) == expected[0]
+            assert text == reply.text
+            kinds = [notice.kind for notice in client.notices()]
+            assert "engine_restarting" in kinds
+            again = npc.say(SECOND, max_tokens=48, temperature=0.0)
+            assert list(again.token_ids) == expected[1]
+
+
+GAME = """
+import sys, time, xlm
+client = xlm.connect(sys.argv[1], name="doomed game")
+client.reserve("100MiB"); client.set_budget("8MiB")
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_game_killed_ends_its_lease_and_frees_its_share(broker: RunningBroker) -> None:
+    with broker.connect("survivor") as client:
+        before = client.set_budget("200MiB").granted_bytes
+        game = subprocess.Popen([sys.executable, "-c", GAME, broker.endpoint], stdout=subprocess.PIPE, text=True)
+        assert game.stdout is not None
+        assert game.stdout.readline() == "ready\n"
+        assert client.status().budget["effective_bytes"] <= 8 << 20
+        game.kill()
+        game.wait()
+        wait_until(lambda: client.status().budget["effective_bytes"] == before, "the dead game's cap is lifted")
+        assert "doomed game" not in [c["name"] for c in client.status().clients]
+
+
+def test_broker_killed_and_started_again_needs_no_cleaning() -> None:
+    with running_broker() as broker:
+        engine = broker.engine_pid()
+        with broker.connect() as client:
+            client.set_budget("64MiB")
+            expected = conversation(client)
+        broker.kill()
+        wait_until(lambda: not psutil.pid_exists(engine), "no orphaned engine")
+        broker.start()
+        with broker.connect() as client:
+            client.set_budget("64MiB")
+            assert conversation(client) == expected
+
+
+FROZEN = """
+import sys, xlm
+client = xlm.connect(sys.argv[1], name="frozen")
+npc = client.open_session(system="You talk.")
+replies = [npc.say("Count to one thousand.", max_tokens=1500, temperature=0.0)]
+next(iter(replies[0]))
+print("streaming", flush=True)
+import time; time.sleep(600)
+"""
+
+
+def test_a_stopped_client_costs_the_broker_no_memory(broker: RunningBroker) -> None:
+    assert broker.process is not None
+    game = subprocess.Popen([sys.executable, "-c", FROZEN, broker.endpoint], stdout=subprocess.PIPE, text=True)
+    try:
+        assert game.stdout is not None
+        assert game.stdout.readline() == "streaming\n"
+        game.send_signal(signal.SIGSTOP)
+        before = psutil.Process(broker.process.pid).memory_info().rss
+        with broker.connect("other") as client:
+            for _ in range(4):
+                conversation(client)
+        after = psutil.Process(broker.process.pid).memory_info().rss
+        assert after - before < 16 << 20
+    finally:
+        game.kill()
+        game.wait()
+
+
+def test_commands_of_the_dead_are_not_needed(broker: RunningBroker) -> None:
+    """After all of the above the same broker still answers as ever."""
+    with broker.connect() as client:
+        with pytest.raises(xlm.errors.XlmError):
+            client.set_budget(-1)
+        assert len(conversation(client)[0]) > 0
