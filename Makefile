@@ -3,7 +3,7 @@
 # make bench  - measures, and rewrites docs/benchmarks.md
 # make lint   - ruff, mypy --strict, import-linter, clang-format, generated files
 # make setup  - only the set-up: .venv with everything the others need
-# make gpu-kit- packs build/gpu-kit/xlm-gpu-kit.tar.gz for a machine with an NVIDIA card
+# make gpu-kit - packs build/gpu-kit/xlm-gpu-kit.tar.gz for a machine with an NVIDIA card
 # make clean  - removes build/ and .venv/
 
 PYTHON ?= python3
@@ -15,7 +15,7 @@ CXX_FILES = $(shell git ls-files -co --exclude-standard 'native/**/*.cpp' 'nativ
 .PHONY: demo test test-native test-python bench lint format setup setup-demo gpu-kit clean help
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n 's/^# make/make/p' Makefile
 
 setup:
 	@$(PYTHON) .ci/setup.py --for test
@@ -28,7 +28,6 @@ demo: setup-demo
 
 test: setup test-native test-python
 
-# One build per sanitizer; the ggml libraries themselves are the installed, plain ones.
 NATIVE_FLAGS = -S native -G Ninja -DXLM_BUILD_TESTS=ON -DPython3_EXECUTABLE=$(abspath $(BIN)/python) -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 test-native: setup
 	@for s in address thread; do \

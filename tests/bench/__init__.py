@@ -1,1 +1,6 @@
 """Benchmarks: `make bench` rewrites docs/benchmarks.md. Each compares two things in one run, as a ratio."""
+
+import os
+
+# for both sides alike: the engine sets it for itself, a bare loop would spin and look ten times slower on a busy machine
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")

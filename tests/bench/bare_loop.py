@@ -22,7 +22,7 @@ from tests.support.model import PlainLlama, model_path, smollm_prompt
 def sim_device() -> int:
     """ggml_backend_dev_t of SIM0, loaded as any user of stock llama.cpp would."""
     os.environ.setdefault("XLM_SIM", "vram=1GiB")
-    base = ctypes.CDLL(str(xlm_native.llama_library_path("ggml")))
+    base = ctypes.CDLL(str(xlm_native.llama_library_dir() / "libggml.so.0"))
     base.ggml_backend_load.restype = ctypes.c_void_p
     assert base.ggml_backend_load(str(xlm_native.library_path("ggml-xlm-sim")).encode())
     base.ggml_backend_dev_by_name.restype = ctypes.c_void_p

@@ -17,7 +17,7 @@ import csv
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -56,7 +56,7 @@ class Reference:
         self._models = json.loads((folder / "models.json").read_text(encoding="utf-8"))
         self._machines = {row["machine"]: machine_from_row(row) for row in _rows(folder / "machines.csv")}
 
-    @lru_cache(maxsize=None)  # noqa: B019 - one instance, as long as the program
+    @cache  # noqa: B019 - one instance, as long as the program
     def planning(self, machine: str, model: str, context: int, prompt: int, ubatch: int) -> Planning:
         shape = shape_from_entry(model, self._models[model])
         work = model_work(shape, n_ctx=context, n_ubatch=ubatch)
