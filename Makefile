@@ -51,6 +51,9 @@ lint: setup
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	$(BIN)/python -m xlm.protocol.document --check
 	$(BIN)/python -m xlm_native._generate --check
+	$(BIN)/python -m xlm_native._generate_game --check
+	$(BIN)/python native/tools/client_codes.py --check
+	$(BIN)/python native/tools/c_api_docs.py --check
 
 format: setup
 	$(BIN)/ruff check --fix .

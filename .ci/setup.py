@@ -14,6 +14,7 @@ a compile has come. CMAKE_ARGS is passed on to the build of llama-cpp-python:
 from __future__ import annotations
 
 import argparse
+import glob
 import hashlib
 import os
 import re
@@ -37,8 +38,14 @@ DEFAULT_CMAKE_ARGS = "-DGGML_NATIVE=OFF"
 
 # what the steps need of the system: command -> Debian package
 FOR_ALL = {"g++": "g++", "git": "git"}
-FOR_TEST = {"npm": "npm"}
-LIBRARIES_FOR_TEST = {"libvulkan.so.1": "libvulkan1", "lvp_icd": "mesa-vulkan-drivers"}
+FOR_TEST = {"npm": "npm", "mcs": "mono-mcs", "mono": "mono-runtime"}
+# the same for files: one that the pattern finds -> Debian package
+FILES_FOR_TEST = {
+    "/usr/lib/*/libvulkan.so.1": "libvulkan1",
+    "/usr/share/vulkan/icd.d/lvp_icd*.json": "mesa-vulkan-drivers",
+    "/usr/include/zmq.h": "libzmq3-dev",
+    "/usr/include/msgpack.hpp": "libmsgpack-cxx-dev",
+}
 
 
 def fail(message: str) -> None:
@@ -111,15 +118,6 @@ def step(name: str, key: str, force: bool, action: Callable[[], None]) -> None:
 # -- system packages --------------------------------------------------------------------
 
 
-def library_present(name: str) -> bool:
-    if name == "lvp_icd":  # mesa's software Vulkan driver
-        return any(Path("/usr/share/vulkan/icd.d").glob("lvp_icd*.json"))
-    return any(
-        Path(folder).glob(name)
-        for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
-    )
-
-
 def missing_packages(for_test: bool) -> list[str]:
     wanted = {**FOR_ALL, **(FOR_TEST if for_test else {})}
     packages = [package for command, package in wanted.items() if not shutil.which(command)]
@@ -128,7 +126,7 @@ def missing_packages(for_test: bool) -> list[str]:
     except ImportError:
         packages.append("python3-venv")
     if for_test and sys.platform == "linux":
-        packages += [package for name, package in LIBRARIES_FOR_TEST.items() if not library_present(name)]
+        packages += [name for pattern, name in FILES_FOR_TEST.items() if not glob.glob(pattern)]
     return packages
 
 

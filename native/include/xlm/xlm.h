@@ -53,6 +53,13 @@
 extern "C" {
 #endif
 
+/** A struct's size as its struct_size takes it; for the *_INIT macros. */
+#ifdef __cplusplus
+#  define XLM_SIZE_OF(type) static_cast<uint32_t>(sizeof(type))
+#else
+#  define XLM_SIZE_OF(type) ((uint32_t)sizeof(type))
+#endif
+
 /* ---- strings ------------------------------------------------------------------------------------------------- */
 
 /** UTF-8 text of `len` bytes. `data` may be NULL where `len` is 0. */
@@ -105,6 +112,12 @@ enum {
     /* budgets */
     XLM_ERROR_BUDGET_INFEASIBLE = -200, /* xlm_error.minimum_bytes: the least that would do */
     XLM_ERROR_BUDGET_INVALID    = -201,
+    /* planning; of the broker's own files, not met by a game */
+    XLM_ERROR_PROFILE_MISSING = -250,
+    XLM_ERROR_PROFILE_CORRUPT = -251,
+    XLM_ERROR_PROFILE_STALE   = -252,
+    XLM_ERROR_SHAPE_INVALID   = -253,
+    XLM_ERROR_MACHINE_INVALID = -254,
     /* sessions and text */
     XLM_ERROR_SESSION_UNKNOWN   = -300, /* the conversation was lost */
     XLM_ERROR_SESSION_BUSY      = -301, /* one answer at a time */
@@ -169,7 +182,7 @@ typedef struct xlm_error {
     uint64_t   minimum_bytes; /* of XLM_ERROR_BUDGET_INFEASIBLE: the least cap that would do; else 0 */
 } xlm_error;
 #define XLM_ERROR_INIT \
-    { (uint32_t)sizeof(xlm_error), XLM_SUCCESS, XLM_FAULT_NONE, 0, XLM_STR_INIT, XLM_STR_INIT, XLM_STR_INIT, 0 }
+    { XLM_SIZE_OF(xlm_error), XLM_SUCCESS, XLM_FAULT_NONE, 0, XLM_STR_INIT, XLM_STR_INIT, XLM_STR_INIT, 0 }
 
 /* ---- events -------------------------------------------------------------------------------------------------- */
 
@@ -243,7 +256,7 @@ typedef struct xlm_lease {
     uint64_t reserved_bytes;    /* this client's reservation */
     uint64_t release_ns;        /* from the broker's receipt of the request to the bytes released */
 } xlm_lease;
-#define XLM_LEASE_INIT { (uint32_t)sizeof(xlm_lease), 0, 0, 0, 0, 0, 0, 0 }
+#define XLM_LEASE_INIT { XLM_SIZE_OF(xlm_lease), 0, 0, 0, 0, 0, 0, 0 }
 
 /** What an answer cost. */
 typedef struct xlm_usage {
@@ -254,7 +267,7 @@ typedef struct xlm_usage {
     uint64_t ttft_ns;           /* time to first token */
     uint64_t tpot_ns;           /* mean time per output token after the first */
 } xlm_usage;
-#define XLM_USAGE_INIT { (uint32_t)sizeof(xlm_usage), 0, 0, 0, 0, 0 }
+#define XLM_USAGE_INIT { XLM_SIZE_OF(xlm_usage), 0, 0, 0, 0, 0 }
 
 /** How far the broker's engine is. */
 typedef uint32_t xlm_engine_state;
@@ -286,7 +299,7 @@ typedef struct xlm_status_info {
     xlm_str          json;                /* the whole message, one JSON object */
 } xlm_status_info;
 #define XLM_STATUS_INFO_INIT \
-    { (uint32_t)sizeof(xlm_status_info), XLM_ENGINE_UNKNOWN, 0, 0, 0, 0, 0, 0, 0, 0.0, \
+    { XLM_SIZE_OF(xlm_status_info), XLM_ENGINE_UNKNOWN, 0, 0, 0, 0, 0, 0, 0, 0.0, \
       XLM_STR_INIT, XLM_STR_INIT, XLM_STR_INIT, XLM_STR_INIT }
 
 /** One event. Pointers and strings in it live until the callback returns, or, where it was taken with
@@ -305,12 +318,12 @@ typedef struct xlm_event {
     xlm_str                text;          /* see the kinds; of NOTICE: a sentence */
     xlm_str                detail;        /* of NOTICE: one JSON object, see docs/protocol.md */
     const xlm_error       *error;         /* NULL: all is well */
-    const xlm_lease       *lease;         /* of LEASE */
+    const xlm_lease       *lease;         /* of LEASE, and of NOTICE with BUDGET_CHANGED */
     const xlm_usage       *usage;         /* of DONE */
     const xlm_status_info *status;        /* of STATUS */
 } xlm_event;
 #define XLM_EVENT_INIT \
-    { (uint32_t)sizeof(xlm_event), XLM_EVENT_NONE, NULL, NULL, 0, XLM_CLIENT_CONNECTING, XLM_FINISH_NONE, \
+    { XLM_SIZE_OF(xlm_event), XLM_EVENT_NONE, NULL, NULL, 0, XLM_CLIENT_CONNECTING, XLM_FINISH_NONE, \
       XLM_NOTICE_OTHER, 0, NULL, XLM_STR_INIT, XLM_STR_INIT, NULL, NULL, NULL, NULL }
 
 /** Called within xlm_client_poll(), on its thread. It may call every function but xlm_client_poll(),
@@ -330,7 +343,7 @@ typedef struct xlm_allocator {
     void *(*allocate)(void *user_data, size_t size_bytes, size_t alignment);
     void (*release)(void *user_data, void *memory, size_t size_bytes, size_t alignment);
 } xlm_allocator;
-#define XLM_ALLOCATOR_INIT { (uint32_t)sizeof(xlm_allocator), NULL, NULL, NULL }
+#define XLM_ALLOCATOR_INIT { XLM_SIZE_OF(xlm_allocator), NULL, NULL, NULL }
 
 /** How much a log line matters. */
 typedef uint32_t xlm_log_level;
@@ -359,7 +372,7 @@ typedef struct xlm_client_options {
     const xlm_allocator *allocator;      /* NULL: the C++ runtime's. Copied; user_data must outlive the client */
 } xlm_client_options;
 #define XLM_CLIENT_OPTIONS_INIT \
-    { (uint32_t)sizeof(xlm_client_options), 64, XLM_STR_INIT, XLM_STR_INIT, XLM_STR_INIT, NULL, NULL, NULL, NULL, \
+    { XLM_SIZE_OF(xlm_client_options), 64, XLM_STR_INIT, XLM_STR_INIT, XLM_STR_INIT, NULL, NULL, NULL, NULL, \
       XLM_LOG_INFO, 200, NULL }
 
 /** The version of the library that is loaded, as XLM_VERSION.
@@ -478,7 +491,7 @@ typedef struct xlm_budget {
     uint64_t    cap_bytes;   /* XLM_NO_CAP lifts the cap; at most 2^62 - 1 else */
     uint64_t    deadline_ns; /* when the bytes shall be free, from the broker's receipt; at most a day */
 } xlm_budget;
-#define XLM_BUDGET_INIT { (uint32_t)sizeof(xlm_budget), XLM_REQUIRE_ANY, XLM_NO_CAP, XLM_NO_DEADLINE }
+#define XLM_BUDGET_INIT { XLM_SIZE_OF(xlm_budget), XLM_REQUIRE_ANY, XLM_NO_CAP, XLM_NO_DEADLINE }
 
 /** Sets this game's cap. The ticket's XLM_EVENT_LEASE comes once the bytes are really released.
  *
@@ -540,7 +553,7 @@ typedef struct xlm_frame_info {
     uint64_t   target_ns; /* how long it may take: 16666667 for 60 fps */
     uint64_t   gpu_ns;    /* its time on the GPU; 0: not measured */
 } xlm_frame_info;
-#define XLM_FRAME_INFO_INIT { (uint32_t)sizeof(xlm_frame_info), XLM_PACING_STEPS, 0, 16666667, 0 }
+#define XLM_FRAME_INFO_INIT { XLM_SIZE_OF(xlm_frame_info), XLM_PACING_STEPS, 0, 16666667, 0 }
 
 /** Reports a frame. Call it every frame: reports are summed up and sent about ten times a second. A broker that
  *  does not know them is not sent any more.
@@ -569,7 +582,7 @@ typedef struct xlm_session_options {
     void        *user_data; /* given to on_event */
 } xlm_session_options;
 #define XLM_SESSION_OPTIONS_INIT \
-    { (uint32_t)sizeof(xlm_session_options), XLM_OVERFLOW_ERROR, XLM_STR_INIT, XLM_STR_INIT, NULL, NULL }
+    { XLM_SIZE_OF(xlm_session_options), XLM_OVERFLOW_ERROR, XLM_STR_INIT, XLM_STR_INIT, NULL, NULL }
 
 /** What is known of a session. */
 typedef struct xlm_session_info {
@@ -579,7 +592,7 @@ typedef struct xlm_session_info {
     uint32_t          busy;  /* 1: an answer is under way */
     xlm_str           id;    /* empty before it is open; lives until the next poll or next_event */
 } xlm_session_info;
-#define XLM_SESSION_INFO_INIT { (uint32_t)sizeof(xlm_session_info), XLM_SESSION_OPENING, 0, 0, XLM_STR_INIT }
+#define XLM_SESSION_INFO_INIT { XLM_SIZE_OF(xlm_session_info), XLM_SESSION_OPENING, 0, 0, XLM_STR_INIT }
 
 /** Opens a conversation. Returns at once, with or without a broker: the session is opened as soon as there is one,
  *  and taken up again after each reconnection. XLM_EVENT_SESSION_* tell.
@@ -630,7 +643,7 @@ typedef struct xlm_say_options {
     int32_t        priority;       /* -100 to 100; more comes first; default 0 */
 } xlm_say_options;
 #define XLM_SAY_OPTIONS_INIT \
-    { (uint32_t)sizeof(xlm_say_options), 256, 0.8, 0.95, 0.05, 1.0, 40, 64, XLM_RANDOM_SEED, XLM_STR_INIT, \
+    { XLM_SIZE_OF(xlm_say_options), 256, 0.8, 0.95, 0.05, 1.0, 40, 64, XLM_RANDOM_SEED, XLM_STR_INIT, \
       XLM_STR_INIT, NULL, 0, 0 }
 
 /** Says something. The answer comes as XLM_EVENT_TOKENS ..., then one XLM_EVENT_DONE or XLM_EVENT_FAILED.

@@ -1,0 +1,411 @@
+// The connection's decisions, without sockets, threads or clocks.
+#include <map>
+
+#include <msgpack.hpp>
+
+#include "check.hpp"
+#include "client/connection.hpp"
+
+using namespace xlm::client;
+
+namespace {
+
+constexpr Nanoseconds ms = 1'000'000;
+
+std::pmr::memory_resource * memory() {
+    return std::pmr::get_default_resource();
+}
+
+/// Notes what it is told; the frames as JSON.
+struct Recorder final : Shell {
+    void dial() override { dials++; }
+    void send(std::string_view frame) override {
+        std::pmr::string json;
+        to_json(frame, "", json);
+        sent.emplace_back(json);
+    }
+    void publish(Event & event) override { events.push_back(event); }
+    void recycle(Command & command) override { recycled.push_back(command.id); }
+    void phase_changed(Phase phase, const Failure &) override { phases.push_back(phase); }
+    void lease_changed(const xlm_lease & changed) override { lease = changed; }
+    void log(xlm_log_level, std::string_view) override {}
+
+    std::vector<xlm_event_kind> kinds() const {
+        std::vector<xlm_event_kind> out;
+        for (const Event & event : events)
+            out.push_back(event.kind);
+        return out;
+    }
+    std::size_t count(const char * type) const {
+        std::size_t n = 0;
+        for (const std::string & one : sent)
+            n += one.find(std::string("\"t\":\"") + type + "\"") != std::string::npos;
+        return n;
+    }
+
+    int dials = 0;
+    std::vector<std::string> sent;
+    std::vector<Event> events;
+    std::vector<std::uint64_t> recycled;
+    std::vector<Phase> phases;
+    xlm_lease lease = XLM_LEASE_INIT;
+};
+
+struct Fixture {
+    Recorder shell;
+    std::atomic<std::uint64_t> ids{1};
+    Connection connection{memory(), Identity{"test", "test", 1}, ids, shell};
+    std::deque<Command> commands;
+    std::deque<xlm_session> slots;
+
+    Command & command(CommandKind kind, xlm_session * session = nullptr) {
+        Command & made = commands.emplace_back(0, memory());
+        made.kind = kind;
+        made.id = ids++;
+        made.session = session;
+        return made;
+    }
+    xlm_session & slot() { return slots.emplace_back(memory()); }
+    std::uint64_t last_id() const { return ids - 1; }
+
+    template <typename Fill>
+    void reply(std::uint32_t n_keys, Fill && fill, Nanoseconds now = 0) {
+        msgpack::sbuffer buffer;
+        msgpack::packer<msgpack::sbuffer> packer(buffer);
+        packer.pack_map(n_keys);
+        fill([&](const char * key, const auto & value) {
+            packer.pack(std::string(key));
+            packer.pack(value);
+        });
+        connection.receive({buffer.data(), buffer.size()}, now);
+    }
+    void welcome(Nanoseconds now = 0) {
+        const std::uint64_t hello = last_id();
+        reply(
+            6,
+            [&](auto add) {
+                add("t", std::string("welcome"));
+                add("id", hello);
+                add("version", 1);
+                add("lease_id", std::string("lease"));
+                add("heartbeat_ms", 1000.0);
+                add("ttl_ms", 3000.0);
+            },
+            now);
+    }
+    void opened(std::uint64_t id, bool resumed, const char * name = "s-1") {
+        reply(4, [&](auto add) {
+            add("t", std::string("session"));
+            add("id", id);
+            add("session_id", std::string(name));
+            add("resumed", resumed);
+        });
+    }
+    void tokens(std::uint64_t id, int seq, const char * text) {
+        reply(4, [&](auto add) {
+            add("t", std::string("tokens"));
+            add("id", id);
+            add("seq", seq);
+            add("text", std::string(text));
+        });
+    }
+    void refused(std::uint64_t id, const char * code) {
+        reply(4, [&](auto add) {
+            add("t", std::string("error"));
+            add("id", id);
+            add("code", std::string(code));
+            add("message", std::string("because"));
+        });
+    }
+    void make_ready() {
+        connection.start(0);
+        welcome();
+        shell.events.clear();
+        shell.sent.clear();
+    }
+    xlm_session & open_session() {
+        xlm_session & session = slot();
+        connection.submit(command(CommandKind::open_session, &session));
+        opened(last_id(), false);
+        shell.events.clear();
+        shell.sent.clear();
+        return session;
+    }
+};
+
+} // namespace
+
+TEST(hello_is_repeated_with_back_off_until_it_is_answered) {
+    Fixture f;
+    f.connection.start(0);
+    std::vector<Nanoseconds> waits;
+    Nanoseconds now = 0;
+    for (int i = 0; i < 6; i++) {
+        const Nanoseconds due = f.connection.next_deadline();
+        waits.push_back((due - now) / second_ns);
+        f.connection.tick(due - 1);
+        CHECK_EQ(f.shell.dials, i + 1);
+        f.connection.tick(now = due);
+    }
+    CHECK(waits == (std::vector<Nanoseconds>{1, 2, 4, 8, 8, 8}));
+    CHECK_EQ(f.shell.count("hello"), 7u);
+    f.welcome(now);
+    CHECK(f.connection.phase() == Phase::ready);
+    f.connection.lost(now, "gone");
+    CHECK_EQ((f.connection.next_deadline() - now) / second_ns, 1); // begins anew
+}
+
+TEST(a_late_welcome_of_an_earlier_attempt_is_ignored) {
+    Fixture f;
+    f.connection.start(0);
+    const std::uint64_t first = f.last_id();
+    f.connection.tick(second_ns);
+    const std::uint64_t second = f.last_id();
+    f.ids = first + 1; // welcome() answers the last id
+    f.welcome();
+    CHECK(f.connection.phase() == Phase::connecting);
+    f.ids = second + 1;
+    f.welcome();
+    CHECK(f.connection.phase() == Phase::ready);
+}
+
+TEST(pings_go_out_and_silence_ends_the_connection) {
+    Fixture f;
+    f.make_ready();
+    f.connection.tick(second_ns - 1);
+    CHECK_EQ(f.shell.count("ping"), 0u);
+    f.connection.tick(second_ns);
+    CHECK_EQ(f.shell.count("ping"), 1u);
+    f.connection.tick(2 * second_ns);
+    CHECK_EQ(f.shell.count("ping"), 2u);
+    f.connection.tick(3 * second_ns);
+    CHECK(f.connection.phase() == Phase::connecting);
+    CHECK(f.shell.kinds() == std::vector<xlm_event_kind>{XLM_EVENT_STATE});
+    CHECK_EQ(f.shell.events[0].failure.result, XLM_ERROR_BROKER_GONE);
+}
+
+TEST(a_heartbeat_of_zero_is_no_busy_loop) {
+    Timing timing;
+    timing.welcome(0, 0.0, 0.0);
+    CHECK(timing.heartbeat >= 10 * ms);
+    CHECK(timing.ttl >= 2 * timing.heartbeat);
+}
+
+TEST(everything_under_way_fails_when_the_peer_is_lost_in_order) {
+    Fixture f;
+    f.make_ready();
+    xlm_session & session = f.open_session();
+    f.connection.submit(f.command(CommandKind::say, &session));
+    f.connection.submit(f.command(CommandKind::set_budget));
+    f.connection.submit(f.command(CommandKind::get_status));
+    f.connection.lost(0, "gone");
+    CHECK(f.shell.kinds() ==
+          (std::vector<xlm_event_kind>{XLM_EVENT_STATE, XLM_EVENT_FAILED, XLM_EVENT_LEASE, XLM_EVENT_STATUS}));
+    for (const Event & event : f.shell.events)
+        CHECK_EQ(event.failure.result, XLM_ERROR_BROKER_GONE);
+    CHECK_EQ(f.connection.pending_count(), 0u);
+    CHECK_EQ(f.shell.recycled.size(), 4u);
+    CHECK_EQ(session.answer.load(), 0u);
+}
+
+TEST(wishes_and_sessions_are_restored_before_it_is_ready) {
+    Fixture f;
+    f.make_ready();
+    xlm_session & session = f.open_session();
+    Command & budget = f.command(CommandKind::set_budget);
+    budget.bytes = 77;
+    f.connection.submit(budget);
+    Command & reserve = f.command(CommandKind::reserve);
+    reserve.bytes = 5;
+    f.connection.submit(reserve);
+    f.connection.lost(0, "gone");
+    f.shell.sent.clear();
+    f.connection.tick(10 * second_ns);
+    f.welcome(10 * second_ns);
+    CHECK(f.connection.phase() == Phase::restoring);
+    CHECK(f.shell.sent[1].find("\"cap_bytes\":77") != std::string::npos);
+    CHECK(f.shell.sent[2].find("\"bytes\":5") != std::string::npos);
+    CHECK(f.shell.sent[3].find("\"resume\":\"s-1\"") != std::string::npos);
+    CHECK_EQ(session.state.load(), std::uint32_t(XLM_SESSION_OPENING));
+    f.opened(f.last_id(), true);
+    CHECK(f.connection.phase() == Phase::ready);
+    CHECK_EQ(session.state.load(), std::uint32_t(XLM_SESSION_OPEN));
+}
+
+TEST(a_refused_wish_is_not_asked_for_again) {
+    Fixture f;
+    f.make_ready();
+    Command & good = f.command(CommandKind::set_budget);
+    good.bytes = 100;
+    f.connection.submit(good);
+    Command & bad = f.command(CommandKind::set_budget);
+    bad.bytes = 1;
+    f.connection.submit(bad);
+    f.refused(bad.id, "budget_infeasible");
+    f.connection.lost(0, "gone");
+    f.shell.sent.clear();
+    f.connection.tick(10 * second_ns);
+    f.welcome(10 * second_ns);
+    CHECK_EQ(f.shell.count("set_budget"), 1u);
+    CHECK(f.shell.sent[1].find("\"cap_bytes\":100") != std::string::npos);
+}
+
+TEST(a_lifted_cap_is_not_asked_for_again) {
+    Fixture f;
+    f.make_ready();
+    Command & cap = f.command(CommandKind::set_budget);
+    cap.bytes = 100;
+    f.connection.submit(cap);
+    Command & none = f.command(CommandKind::set_budget);
+    none.bytes = XLM_NO_CAP;
+    f.connection.submit(none);
+    f.connection.lost(0, "gone");
+    f.shell.sent.clear();
+    f.connection.tick(10 * second_ns);
+    f.welcome(10 * second_ns);
+    CHECK_EQ(f.shell.count("set_budget"), 0u);
+}
+
+TEST(a_wish_refused_at_restoration_is_a_notice) {
+    Fixture f;
+    Command & cap = f.command(CommandKind::set_budget);
+    cap.bytes = 100;
+    cap.wish_only = true;
+    f.connection.start(0);
+    f.connection.submit(cap);
+    f.ids = 3; // hello was 2
+    f.welcome();
+    const std::uint64_t restored = f.last_id();
+    f.shell.events.clear();
+    f.refused(restored, "budget_infeasible");
+    REQUIRE(f.shell.events.size() == 1);
+    CHECK_EQ(f.shell.events[0].kind, xlm_event_kind(XLM_EVENT_NOTICE));
+    CHECK_EQ(f.shell.events[0].notice, xlm_notice_kind(XLM_NOTICE_RESTORE_FAILED));
+    CHECK_EQ(f.shell.events[0].failure.result, XLM_ERROR_BUDGET_INFEASIBLE);
+}
+
+TEST(pieces_twice_are_dropped_and_a_gap_fails_the_answer) {
+    Fixture f;
+    f.make_ready();
+    xlm_session & session = f.open_session();
+    Command & say = f.command(CommandKind::say, &session);
+    f.connection.submit(say);
+    f.tokens(say.id, 0, "a");
+    f.tokens(say.id, 0, "a");
+    f.tokens(say.id, 1, "b");
+    CHECK_EQ(f.shell.events.size(), 2u);
+    f.tokens(say.id, 3, "d");
+    REQUIRE(f.shell.events.size() == 3);
+    CHECK_EQ(f.shell.events[2].failure.result, XLM_ERROR_BAD_REQUEST);
+    CHECK_EQ(std::string(f.shell.events[2].text), "ab");
+    CHECK_EQ(f.shell.count("cancel"), 1u);
+    f.tokens(say.id, 4, "e");
+    CHECK_EQ(f.shell.events.size(), 3u);
+}
+
+TEST(what_was_said_to_a_session_that_is_refused_fails) {
+    Fixture f;
+    f.make_ready();
+    xlm_session & session = f.slot();
+    f.connection.submit(f.command(CommandKind::open_session, &session));
+    const std::uint64_t opening = f.last_id();
+    f.connection.submit(f.command(CommandKind::say, &session));
+    CHECK_EQ(f.shell.count("say"), 0u); // held
+    f.refused(opening, "too_many_sessions");
+    CHECK(f.shell.kinds() == (std::vector<xlm_event_kind>{XLM_EVENT_FAILED, XLM_EVENT_SESSION_LOST}));
+    CHECK_EQ(session.state.load(), std::uint32_t(XLM_SESSION_LOST));
+    f.connection.submit(f.command(CommandKind::say, &session));
+    CHECK_EQ(f.shell.events.back().failure.result, XLM_ERROR_SESSION_UNKNOWN);
+    CHECK_EQ(f.shell.recycled.size(), 3u);
+}
+
+TEST(a_held_say_can_be_cancelled) {
+    Fixture f;
+    f.make_ready();
+    xlm_session & session = f.slot();
+    f.connection.submit(f.command(CommandKind::open_session, &session));
+    const std::uint64_t opening = f.last_id();
+    Command & say = f.command(CommandKind::say, &session);
+    f.connection.submit(say);
+    Command & cancel = f.command(CommandKind::cancel, &session);
+    cancel.answer = say.id;
+    f.connection.submit(cancel);
+    CHECK(f.shell.kinds() == std::vector<xlm_event_kind>{XLM_EVENT_DONE});
+    CHECK_EQ(f.shell.events[0].finish_reason, xlm_finish_reason(XLM_FINISH_CANCELLED));
+    f.opened(opening, false);
+    CHECK_EQ(f.shell.count("say"), 0u);
+}
+
+TEST(a_session_closed_while_it_opens_is_closed_at_the_broker_too) {
+    Fixture f;
+    f.make_ready();
+    xlm_session & session = f.slot();
+    f.connection.submit(f.command(CommandKind::open_session, &session));
+    const std::uint64_t opening = f.last_id();
+    f.connection.submit(f.command(CommandKind::close_session, &session));
+    CHECK(f.shell.kinds() == std::vector<xlm_event_kind>{event_session_gone});
+    f.connection.submit(f.command(CommandKind::open_session, &session)); // the slot's next life
+    f.opened(opening, false, "stray");
+    CHECK_EQ(f.shell.count("close_session"), 1u);
+    CHECK_EQ(session.state.load(), std::uint32_t(XLM_SESSION_OPENING));
+}
+
+TEST(a_session_closed_without_a_connection_is_closed_after_it) {
+    Fixture f;
+    f.make_ready();
+    xlm_session & session = f.open_session();
+    f.connection.lost(0, "gone");
+    f.connection.submit(f.command(CommandKind::close_session, &session));
+    f.shell.sent.clear();
+    f.connection.tick(10 * second_ns);
+    f.welcome(10 * second_ns);
+    CHECK_EQ(f.shell.count("close_session"), 1u);
+    CHECK_EQ(f.shell.count("open_session"), 0u);
+}
+
+TEST(an_unknown_code_keeps_its_name) {
+    Fixture f;
+    f.make_ready();
+    Command & status = f.command(CommandKind::get_status);
+    f.connection.submit(status);
+    f.refused(status.id, "brand_new");
+    REQUIRE(f.shell.events.size() == 1);
+    CHECK_EQ(f.shell.events[0].failure.result, XLM_ERROR_UNKNOWN_CODE);
+    CHECK_EQ(f.shell.events[0].failure.message_view(), "brand_new: because");
+}
+
+TEST(frame_reports_stop_where_the_broker_knows_none) {
+    Fixture f;
+    f.make_ready();
+    f.connection.report({});
+    CHECK_EQ(f.shell.count("frame"), 1u);
+    f.refused(f.last_id(), "unknown_type");
+    f.connection.report({});
+    CHECK_EQ(f.shell.count("frame"), 1u);
+    CHECK(f.shell.events.empty());
+}
+
+TEST(every_wire_code_arrives_as_its_result) {
+    Fixture f;
+    f.make_ready();
+    for (xlm_result result = -1; result > -1000; result--) {
+        const CodeInfo * code = find_code(result);
+        if (code == nullptr || result > XLM_ERROR_BAD_REQUEST) continue;
+        if (result == XLM_ERROR_LEASE_EXPIRED || result == XLM_ERROR_NOT_CONNECTED) continue; // they end the connection
+        Command & status = f.command(CommandKind::get_status);
+        f.connection.submit(status);
+        f.refused(status.id, std::string(code->name).c_str());
+        CHECK_EQ(f.shell.events.back().failure.result, result);
+    }
+    CHECK(f.shell.events.size() > 40);
+}
+
+TEST(closing_says_goodbye) {
+    Fixture f;
+    f.make_ready();
+    f.connection.close();
+    CHECK_EQ(f.shell.count("goodbye"), 1u);
+    CHECK_EQ(f.connection.next_deadline(), never);
+}
+
+XLM_TEST_MAIN

@@ -1,0 +1,129 @@
+// Many of everything: cycles, clients, threads. What is checked is that all of it ends, and nothing crashes or leaks
+// (run with both sanitizers).
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <random>
+#include <thread>
+
+#include "client_fixture.hpp"
+
+using namespace xlm::test;
+
+TEST(ten_thousand_starts_and_cancels) {
+    FakeBroker broker;
+    broker("answer\tone two three four five six");
+    std::size_t ended = 0, failed = 0;
+    Game game(broker.endpoint, [&](const xlm_event & event) {
+        ended += event.kind == XLM_EVENT_DONE || event.kind == XLM_EVENT_FAILED;
+        failed += event.kind == XLM_EVENT_FAILED;
+    });
+    REQUIRE(game.ready());
+    std::vector<xlm_session *> sessions;
+    for (int i = 0; i < 16; i++)
+        sessions.push_back(game.open());
+    std::mt19937 random(7);
+    std::size_t started = 0;
+    while (started < 10'000) {
+        xlm_session * session = sessions[random() % sessions.size()];
+        const xlm_result result = xlm_session_say(session, xlm_str_from("Go"), nullptr, nullptr);
+        started += result == XLM_SUCCESS;
+        if (result != XLM_SUCCESS) CHECK(result == XLM_ERROR_SESSION_BUSY || result == XLM_ERROR_OVERLOADED);
+        if (random() % 4) xlm_session_cancel(sessions[random() % sessions.size()], 0);
+        if (started - ended >= sessions.size()) // all are busy
+            REQUIRE(xlm_client_event_wait(game.client, long_ns) == XLM_SUCCESS);
+        if (random() % 3 == 0) REQUIRE(xlm_client_poll(game.client, 100'000) >= 0);
+        game.seen.clear();
+    }
+    REQUIRE(game.until([&] { return ended == started; }));
+    CHECK_EQ(failed, 0u);
+}
+
+TEST(a_hundred_clients_come_and_go) {
+    FakeBroker broker;
+    std::mt19937 random(3);
+    std::vector<std::unique_ptr<Game>> games;
+    std::size_t never_ready = 0; // one that leaves between HELLO and WELCOME may leave a lease to its time-out
+    for (int i = 0; i < 100; i++) {
+        games.push_back(std::make_unique<Game>(broker.endpoint));
+        if (random() % 2)
+            REQUIRE(games.back()->ready());
+        else
+            never_ready++;
+        if (games.back()->client && random() % 2) xlm_client_request_status(games.back()->client, nullptr);
+        xlm_session * session = games.back()->open(); // connected or not
+        xlm_session_say(session, xlm_str_from("Hi"), nullptr, nullptr);
+        if (games.size() > 12) games.erase(games.begin() + random() % games.size());
+    }
+    games.clear();
+    Game last(broker.endpoint);
+    REQUIRE(last.ready());
+    std::size_t n_clients;
+    do { // two connections: their order is not promised
+        const std::string clients = broker("clients");
+        n_clients = static_cast<std::size_t>(std::count(clients.begin(), clients.end(), 't')) / 2;
+    } while (n_clients > 1 + never_ready);
+}
+
+TEST(many_threads_ask_at_once) {
+    FakeBroker broker;
+    Game game(broker.endpoint);
+    REQUIRE(game.ready());
+    std::atomic<int> asked{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; t++)
+        threads.emplace_back([&, t] {
+            xlm_budget budget = XLM_BUDGET_INIT;
+            xlm_frame_info frame = XLM_FRAME_INFO_INIT;
+            for (int i = 0; i < 300; i++) {
+                budget.cap_bytes = static_cast<std::uint64_t>(t * 1000 + i);
+                frame.frame_ns = 1'000'000;
+                xlm_frame(game.client, &frame);
+                if (xlm_client_set_budget(game.client, &budget, nullptr) == XLM_SUCCESS) asked++;
+                xlm_lease lease = XLM_LEASE_INIT;
+                xlm_client_get_lease(game.client, &lease);
+                if (i % 50 == 0) {
+                    xlm_session_options options = XLM_SESSION_OPTIONS_INIT;
+                    xlm_session * session = nullptr;
+                    if (xlm_session_open(game.client, &options, &session) == XLM_SUCCESS) xlm_session_close(session);
+                }
+            }
+        });
+    while (game.of(XLM_EVENT_LEASE).empty())
+        REQUIRE(game.until(XLM_EVENT_LEASE));
+    for (std::thread & one : threads)
+        one.join();
+    REQUIRE(game.until(XLM_EVENT_LEASE, static_cast<std::size_t>(asked.load())));
+}
+
+TEST(a_broker_that_dies_again_and_again) {
+    FakeBroker broker;
+    broker("answer\tone two three");
+    Game game(broker.endpoint);
+    REQUIRE(game.ready());
+    std::vector<xlm_session *> sessions;
+    for (int i = 0; i < 4; i++)
+        sessions.push_back(game.open());
+    for (int round = 0; round < 5; round++) {
+        for (xlm_session * session : sessions)
+            xlm_session_say(session, xlm_str_from("Go"), nullptr, nullptr);
+        broker(round % 2 ? "restart" : "restart\tremember");
+        game.seen.clear();
+        REQUIRE(game.until(XLM_EVENT_STATE, 2)); // gone, and back
+        REQUIRE(game.in_state(XLM_CLIENT_READY));
+    }
+    game.seen.clear();
+    REQUIRE(game.until([&] { // all are idle again
+        for (xlm_session * session : sessions) {
+            xlm_session_info info = XLM_SESSION_INFO_INIT;
+            xlm_session_get_info(session, &info);
+            if (info.busy || info.state != XLM_SESSION_OPEN) return false;
+        }
+        return true;
+    }));
+    for (xlm_session * session : sessions)
+        game.say(session);
+    REQUIRE(game.until(XLM_EVENT_DONE, sessions.size()));
+}
+
+XLM_TEST_MAIN
