@@ -1,9 +1,15 @@
-"""Set before anything imports llama_cpp: OpenMP threads sleep at barriers instead of spinning.
+"""The surroundings of every test, set before anything is imported."""
 
-Spinning costs a shared or small machine a factor of ten as soon as anything else wants a core
-(docs/decisions/0006-openmp-threads-sleep.md).
-"""
-
+import atexit
 import os
+import shutil
+import tempfile
 
+# OpenMP threads sleep at barriers instead of spinning, which costs a shared machine a factor of ten
+# (docs/decisions/0006-openmp-threads-sleep.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# Keys of a broker that was once started with --curve must not turn encryption on in here.
+_CONFIG = tempfile.mkdtemp(prefix="xlm-config-")
+atexit.register(shutil.rmtree, _CONFIG, ignore_errors=True)
+os.environ["XDG_CONFIG_HOME"] = _CONFIG
