@@ -38,7 +38,12 @@ DEFAULT_CMAKE_ARGS = "-DGGML_NATIVE=OFF"
 
 # what the steps need of the system: command -> Debian package
 FOR_ALL = {"g++": "g++", "git": "git"}
-FOR_TEST = {"npm": "npm", "mcs": "mono-mcs", "mono": "mono-runtime"}
+FOR_TEST = {
+    "npm": "npm",
+    "mcs": "mono-mcs",
+    "mono": "mono-runtime",
+    "x86_64-w64-mingw32-g++": "g++-mingw-w64-x86-64-win32",  # compiles the Windows parts; nothing of it is run
+}
 # the same for files: one that the pattern finds -> Debian package
 FILES_FOR_TEST = {
     "/usr/lib/*/libvulkan.so.1": "libvulkan1",

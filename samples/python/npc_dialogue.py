@@ -26,7 +26,8 @@ def change_budget(client: xlm.Client, size: str) -> None:
         print(f"  {error}")
         return
     granted, used = xlm.format_size(lease.granted_bytes), xlm.format_size(lease.used_bytes)
-    print(f"  budget {granted}, used {used}, released in {lease.release_ms:.1f} ms")
+    verdict = "in time" if lease.deadline_met else "late"
+    print(f"  budget {granted}, used {used}, released in {lease.release_ms:.1f} ms ({verdict} for a frame)")
 
 
 def answer(npc: xlm.Session, line: str) -> None:

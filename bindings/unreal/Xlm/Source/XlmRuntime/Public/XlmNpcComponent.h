@@ -1,0 +1,84 @@
+#pragma once
+
+#include "Components/ActorComponent.h"
+#include "CoreMinimal.h"
+#include "XlmTypes.h"
+
+#include "XlmNpcComponent.generated.h"
+
+namespace xlm
+{
+	class Talker;
+}
+
+DECLARE_DYNAMIC_MULTICAST_DELEGATE_OneParam(FXlmNpcTextEvent, const FString&, Text);
+DECLARE_MULTICAST_DELEGATE(FXlmNpcClosed);
+
+/**
+ * A character that talks. All events are raised on the game thread. Ending play in mid-sentence ends the conversation;
+ * no event is raised from then on.
+ */
+UCLASS(ClassGroup = (xlm), meta = (BlueprintSpawnableComponent, DisplayName = "xlm NPC"))
+class XLMRUNTIME_API UXlmNpcComponent : public UActorComponent
+{
+	GENERATED_BODY()
+
+public:
+	UXlmNpcComponent();
+
+	/** Who the character is, and how it shall answer. A change counts from the next conversation on. */
+	UPROPERTY(EditAnywhere, BlueprintReadWrite, Category = "xlm", meta = (MultiLine = "true"))
+	FString Persona = TEXT("You are Greta, a blacksmith. Answer in one or two plain sentences.");
+
+	/** When the conversation is too long: forget the oldest turns, or fail. */
+	UPROPERTY(EditAnywhere, BlueprintReadWrite, Category = "xlm")
+	bool bForgetOldestTurns = true;
+
+	UPROPERTY(EditAnywhere, BlueprintReadWrite, Category = "xlm")
+	FXlmSayOptions Options;
+
+	/** The next piece of the answer. */
+	UPROPERTY(BlueprintAssignable, Category = "xlm")
+	FXlmNpcTextEvent OnToken;
+
+	/** The next whole sentence, for speech and subtitles. */
+	UPROPERTY(BlueprintAssignable, Category = "xlm")
+	FXlmNpcTextEvent OnSentence;
+
+	/** The whole answer, also where it was stopped. */
+	UPROPERTY(BlueprintAssignable, Category = "xlm")
+	FXlmNpcTextEvent OnDone;
+
+	UPROPERTY(BlueprintAssignable, Category = "xlm")
+	FXlmNpcTextEvent OnError;
+
+	/** The conversation was ended; nothing is raised any more. For C++. */
+	FXlmNpcClosed OnClosed;
+
+	/** Says something; the events tell the answer. Interrupts an answer under way. Returns the number of the turn. */
+	UFUNCTION(BlueprintCallable, Category = "xlm")
+	int32 Say(const FString& Text);
+
+	/** Stops the answer under way; OnDone gets what was said. */
+	UFUNCTION(BlueprintCallable, Category = "xlm")
+	void Stop();
+
+	/** Ends the conversation: the next Say begins a new one. */
+	UFUNCTION(BlueprintCallable, Category = "xlm")
+	void EndConversation();
+
+	UFUNCTION(BlueprintPure, Category = "xlm")
+	bool IsTalking() const;
+
+	/** The turn whose events are raised now, or were the last. */
+	UFUNCTION(BlueprintPure, Category = "xlm")
+	int32 GetTurn() const;
+
+	//~ UActorComponent
+	virtual void EndPlay(const EEndPlayReason::Type Reason) override;
+
+private:
+	xlm::Talker& MakeTalker();
+
+	TSharedPtr<xlm::Talker> Talker;
+};

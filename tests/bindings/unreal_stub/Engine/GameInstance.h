@@ -1,0 +1,7 @@
+#pragma once
+#include "CoreMinimal.h"
+class UGameInstance : public UObject
+{
+public:
+	template <typename T> T* GetSubsystem() const;
+};

@@ -1,0 +1,9 @@
+#pragma once
+#include "CoreMinimal.h"
+class UBlueprintAsyncActionBase : public UObject
+{
+public:
+	virtual void Activate();
+	virtual void SetReadyToDestroy();
+	void RegisterWithGameInstance(const UObject* WorldContextObject);
+};

@@ -1,0 +1,5 @@
+#pragma once
+struct FApp
+{
+	static double GetDeltaTime();
+};

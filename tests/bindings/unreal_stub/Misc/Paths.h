@@ -1,0 +1,6 @@
+#pragma once
+#include "CoreMinimal.h"
+struct FPaths
+{
+	static FString Combine(const FString& A, const TCHAR* B);
+};

@@ -1,0 +1,14 @@
+#pragma once
+#include "CoreMinimal.h"
+class UGameInstance;
+class FSubsystemCollectionBase
+{
+};
+class UGameInstanceSubsystem : public UObject
+{
+public:
+	using Super = UGameInstanceSubsystem;
+	virtual void Initialize(FSubsystemCollectionBase& Collection);
+	virtual void Deinitialize();
+	UGameInstance* GetGameInstance() const;
+};

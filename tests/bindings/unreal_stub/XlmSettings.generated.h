@@ -1,0 +1,1 @@
+// In Unreal: what UnrealHeaderTool generates.
