@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,8 +13,9 @@ import typer
 from rich.console import Console
 
 import xlm
-from xlm.errors import Cancelled, ContextOverflow, XlmError
+from xlm.errors import BrokerError, Cancelled, ContextOverflow, XlmError
 from xlm_broker.cli.common import ended_like_ctrl_c, error_text
+from xlm_broker.cli.status import summary
 
 HELP = """\
 /new              begin a new conversation
@@ -52,12 +52,24 @@ def chat(
     with (
         ended_like_ctrl_c(),
         _endpoint(endpoint, model, device) as where,
+        contextlib.nullcontext() if model else _private_broker_hinted(),
         xlm.connect(where or None, name="xlm chat") as client,
     ):
         if budget:
             client.set_budget(parse_budget(budget))
         talk = Chat(client, system, options)
         talk.once(once) if once is not None else talk.loop()
+
+
+@contextlib.contextmanager
+def _private_broker_hinted() -> Iterator[None]:
+    """Who has no broker running is told that this command can start one of its own."""
+    try:
+        yield
+    except BrokerError as error:
+        if error.code != "broker_gone":
+            raise
+        raise BrokerError(error.message, code=error.code, hint=f"{error.hint}, or `xlm chat --model demo`") from error
 
 
 @contextlib.contextmanager
@@ -144,11 +156,10 @@ class Chat:
         name, _, value = line.partition(" ")
         if name == "/budget":
             lease = self.client.set_budget(parse_budget(value))
-            return (
-                f"{lease.granted_bytes} bytes granted, {lease.used_bytes} used, released in {lease.release_ms:.2f} ms"
-            )
+            granted, used = xlm.format_size(lease.granted_bytes), xlm.format_size(lease.used_bytes)
+            return f"{granted} granted, {used} used, released in {lease.release_ms:.2f} ms"
         if name == "/status":
-            return json.dumps(dict(self.client.status()), indent=2, default=str)
+            return summary(self.client.status())
         return HELP if name == "/help" else f"{name} is no command\n{HELP}"
 
 

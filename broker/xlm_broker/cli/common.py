@@ -66,6 +66,16 @@ def ended_like_ctrl_c() -> Iterator[None]:
             signal.signal(getattr(signal, name), handler)
 
 
+@contextlib.contextmanager
+def interruption_told(line: str) -> Iterator[None]:
+    """Ctrl-C prints ``line`` on standard error before it goes on ending the command."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"\n{line}", file=sys.stderr)
+        raise
+
+
 def tolerant_output() -> None:
     """A character the terminal cannot show becomes a question mark, not an exception in mid-sentence."""
     for stream in (sys.stdout, sys.stderr):

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from xlm_broker.cli.common import EXIT_FAILED, ended_like_ctrl_c
+from xlm_broker.cli.common import EXIT_FAILED, ended_like_ctrl_c, interruption_told
 
 
 def demo(
@@ -47,7 +47,7 @@ def demo(
         seed=seed, live=live and not as_json, verify=verify,
     )  # fmt: skip
     console = Console(highlight=False, stderr=as_json)
-    with ended_like_ctrl_c():
+    with ended_like_ctrl_c(), interruption_told("stopped; nothing written but the broker's log"):
         summary = run_demo(options, console, lambda line: console.print(line, markup=False))
     if as_json:
         json.dump(summary, sys.stdout, indent=2, ensure_ascii=False)

@@ -16,7 +16,8 @@ from rich.text import Text
 import xlm
 
 _WATCH_S = 1.0
-_MIB = 1 << 20
+_PARTS = ("broker", "engine", "device", "budget", "schedule", "throughput")
+_LISTS = ("clients", "sessions")
 
 
 def status(
@@ -62,14 +63,31 @@ def _watch(client: xlm.Client) -> None:
 
 
 def page(status: Mapping[str, Any]) -> RenderableType:
-    """The answer for people: one block a part, sizes in MiB, empty parts left out."""
+    """The answer for people: the summary, then one block a part; what is empty is left out."""
     parts: list[RenderableType] = []
-    for name in ("broker", "engine", "device", "budget", "schedule", "throughput"):
+    for name in _PARTS:
         if status.get(name):
             parts.append(_block(name, status[name]))
-    for name in ("clients", "sessions"):
+    for name in _LISTS:
         parts += [_block(f"{name[:-1]} {number}", entry) for number, entry in enumerate(status.get(name) or [], 1)]
-    return Group(*parts) if parts else Text("the broker reported nothing")
+    return Group(Text(summary(status), style="bold"), *parts) if parts else Text("the broker reported nothing")
+
+
+def summary(status: Mapping[str, Any]) -> str:
+    """One line: the engine's state, what the model holds of its budget, what limits it, and how fast it speaks."""
+    budget, device, engine = (status.get(name) or {} for name in ("budget", "device", "engine"))
+    used, effective = _size(budget.get("used_bytes", device.get("used_bytes"))), _size(budget.get("effective_bytes"))
+    limit = f" (limited by {budget['limited_by']})" if budget.get("limited_by") else ""
+    words = [str(engine.get("state") or "no engine"), f"uses {used} of a budget of {effective}{limit}"]
+    if device.get("kind"):
+        words.append(f"on {device['kind']}, {_size(device.get('total_bytes'))}")
+    if rate := (status.get("throughput") or {}).get("tokens_per_s"):
+        words.append(f"{rate:.1f} tokens/s")
+    return "; ".join(words)
+
+
+def _size(value: object) -> str:
+    return xlm.format_size(int(value)) if isinstance(value, (int, float)) else "?"
 
 
 def _block(title: str, values: Mapping[str, Any]) -> Table:
@@ -89,17 +107,19 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
             rows += flat(value, f"{name}.")
-        else:
+        elif value not in (None, "", [], ()):  # a field without a value tells nothing
             rows.append((name, shown(name, value)))
     return rows
 
 
 def shown(name: str, value: object) -> str:
-    """Bytes as MiB, other numbers short, the rest as it is."""
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no"}.get(bool(value), "") if value is not None else "-"
+    """Bytes as KiB, MiB or GiB, other numbers short, the rest as it is."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, (int, float)) and name.endswith(("_bytes", "bytes_streamed")):
-        return f"{value / _MIB:.1f} MiB"
+        return xlm.format_size(int(value))
     if isinstance(value, float):
         return f"{value:.2f}"
     return ", ".join(str(item) for item in value) if isinstance(value, (list, tuple)) else str(value)

@@ -1,5 +1,8 @@
 """Two characters of the sample game, and the player who keeps asking them things.
 
+The lines suit a very small model: each is a plain question about the character's
+own world, since such a model takes up whatever it is told and repeats it.
+
 Answers are greedy, so that a second run of the same lines can be compared token
 by token. Several conversations may run at once on one event loop.
 """
@@ -32,20 +35,20 @@ GRETA = Character(
     name="Greta",
     trade="blacksmith",
     persona=(
-        "You are Greta, a blacksmith in the village of Ironbrook. You repair swords and armour. "
-        "You are proud and friendly. Answer the player in one or two short sentences."
+        "You are Greta, the blacksmith of the mountain village of Ironbrook. "
+        "A traveller visits your forge. Reply as Greta, in one short sentence."
     ),
     lines=(
-        "Good morning, Greta! Can you repair my sword?",
-        "How long will the repair take?",
-        "What does it cost?",
+        "Good morning, Greta! What are you making today?",
+        "What metal makes a good blade?",
+        "How do you keep the fire hot?",
+        "Tell me about your village.",
+        "What do people here eat in winter?",
+        "A dragon lives on the peak. Are you afraid of it?",
         "Who taught you to forge?",
-        "Have you heard of the dragon on the peak?",
-        "Which armour would you wear against its fire?",
-        "What is the best blade you ever made?",
-        "Do you need anything from the city?",
-        "Is it lonely up here in winter?",
-        "Thank you, Greta. Any last advice for me?",
+        "What is the best sword you ever made?",
+        "Which shield would stop a dragon's fire?",
+        "Thank you! What should I take with me on the road?",
     ),
     pause_s=0.9,
     first_pause_s=0.2,
@@ -55,20 +58,20 @@ ODO = Character(
     name="Odo",
     trade="ferryman",
     persona=(
-        "You are Odo, an old ferryman. You own a boat and row travellers across the grey river. "
-        "You have seen many strange things. Answer the traveller in two or three sentences."
+        "You are Odo, an old ferryman on the grey river. "
+        "A traveller sits in your boat. Reply as Odo, in one or two short sentences."
     ),
     lines=(
-        "Good evening, Odo! Will you row me across the river in your boat?",
-        "How did you become a ferryman?",
-        "What lies on the other side?",
-        "Is the water dangerous tonight?",
-        "Did a knight in black armour cross here?",
-        "What is the strangest passenger you ever had?",
-        "Do you know a riddle?",
-        "I give up. What is the answer?",
-        "What does the crossing cost?",
-        "Farewell, Odo. Will you wait for me?",
+        "Good evening, Odo! How long have you rowed this boat?",
+        "What can I see on the other side?",
+        "Which fish live in the river?",
+        "What do you do when a storm comes?",
+        "Tell me about your strangest passenger.",
+        "What do you like best about the river?",
+        "What do you eat for supper?",
+        "Is it dangerous to cross at night?",
+        "What do you think about when you row?",
+        "Farewell, Odo. Wish me luck!",
     ),
     pause_s=1.2,
     first_pause_s=0.7,

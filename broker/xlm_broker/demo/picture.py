@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from xlm_broker.demo.game import FRAME_MS
 from xlm_broker.demo.record import BudgetChange, Memory, Recorder
-from xlm_broker.demo.summary import MIB, TROUBLE, headline, troubles
+from xlm_broker.demo.summary import MIB, TROUBLE, reclaim_words, token_words, troubles
 
 _INK: Final = "#222222"
 _MUTED: Final = "#5f6770"
@@ -64,11 +64,12 @@ def draw(record: Recorder, summary: Mapping[str, Any], path: Path) -> None:
 
 
 def _title(figure: Any, record: Recorder, summary: Mapping[str, Any]) -> None:
-    figure.text(0.07, 0.957, headline(summary), fontsize=17, fontweight="bold", color=_INK)
+    words = f"{reclaim_words(summary)};\n{token_words(summary)}."
+    figure.text(0.07, 0.982, words, fontsize=15.5, fontweight="bold", color=_INK, va="top", linespacing=1.25)
     device, model = summary.get("device", {}), summary.get("model", {})
     who = f"{model.get('name', 'model')} on {device.get('description', 'device')}"
     about = f"{who}; two characters talk while the game changes the model's budget."
-    figure.text(0.07, 0.926, about, fontsize=11.5, color=_MUTED)
+    figure.text(0.07, 0.903, about, fontsize=11.5, color=_MUTED)
 
 
 def _dress(axes: Any, record: Recorder) -> None:

@@ -83,6 +83,11 @@ class Turn:
     finish_reason: str = ""
     ttft_ms: float = 0.0
 
+    def spoken(self) -> str:
+        """The answer on one line; one that ``max_tokens`` cut off ends with "…"."""
+        text = " ".join(self.text.split())
+        return f"{text} …" if self.finish_reason == "length" else text
+
 
 @dataclass(slots=True)
 class Recorder:

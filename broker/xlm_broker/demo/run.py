@@ -81,7 +81,7 @@ def run_demo(options: DemoOptions, console: Console, tell: Tell) -> dict[str, An
     record.baseline.extend(measure_alone(_ALONE_S, options.seed))
     tell("starting the broker ...")
     with PrivateBroker(options.broker_arguments(), options.out / "broker.log") as broker:
-        broker.wait_until_loaded(_progress(tell))
+        _load(broker, console, tell)
         about, comparison = _with_broker(options, record, broker.endpoint, console, tell)
     summary = summarise(record, about, comparison)
     summary["timeline"] = _write(options.out, record, summary, tell)
@@ -105,6 +105,15 @@ def _prepare(record: Recorder, network: Network) -> dict[str, Any]:
     if not record.device_bytes:
         raise nothing_to_share()
     return describe(status)
+
+
+def _load(broker: PrivateBroker, console: Console, tell: Tell) -> None:
+    """Waits for the model: one line that counts where there is a terminal, else a line a second."""
+    if not console.is_terminal or console.is_dumb_terminal:
+        broker.wait_until_loaded(_progress(tell))
+        return
+    with console.status("loading the model ...") as line:
+        broker.wait_until_loaded(lambda waited_s: line.update(f"loading the model ... {waited_s:.0f} s"))
 
 
 def _progress(tell: Tell) -> Callable[[float], None]:

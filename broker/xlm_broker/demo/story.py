@@ -45,14 +45,14 @@ class _Scene:
 
 
 _SCENES: Final = (
-    _Scene("menu", "main menu", "nothing is drawn yet: the model may have all it wants", 12, 1.0),
-    _Scene("load", "level load", "textures stream in: the game takes back most of the card", 16, 0.18),
+    _Scene("menu", "main menu", "nothing to draw yet: all for the model", 12, 1.0),
+    _Scene("load", "level load", "textures come in: the game takes most of it", 16, 0.18),
     _Scene("explore", "exploration", "open world: about half for each", 22, 0.55),
-    _Scene("cutscene", "cut-scene", "a small stage: the memory goes back to the model", 14, 1.0),
-    _Scene("boss", "boss fight", "everything is on screen: next to nothing left", 16, 0.08),
+    _Scene("cutscene", "cut-scene", "a small stage: memory for the model", 14, 1.0),
+    _Scene("boss", "boss fight", "all is on screen: next to nothing left", 16, 0.08),
     _Scene("last", "last stand", "the game takes the very last byte", 12, 0.0),
-    _Scene("alttab", "alt-tab", "the player reads mail: the whole card for the model", 14, None),
-    _Scene("back", "back", "the player returns: one frame to hand the memory back", 14, 0.40),
+    _Scene("alttab", "alt-tab", "reading mail: the whole card for the model", 14, None),
+    _Scene("back", "back", "the player returns: memory back in a frame", 14, 0.40),
 )
 
 

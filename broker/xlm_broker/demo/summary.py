@@ -128,7 +128,7 @@ def _dialogue(turn: Turn) -> dict[str, Any]:
         "asked_s": round(turn.asked_s, 3),
         "ended_s": _rounded(turn.ended_s, 3),
         "player": turn.player,
-        "answer": turn.text.strip(),
+        "answer": turn.spoken(),
         "tokens": len(turn.token_ids),
         "finish_reason": turn.finish_reason,
         "ttft_ms": _rounded(turn.ttft_ms),
@@ -175,22 +175,50 @@ TROUBLE: Final = {
 
 # -- for people ------------------------------------------------------------------
 
+SIM_LINES: Final = (
+    "The virtual GPU computes on this machine's CPU: the words are real, their speed is not",
+    "a card's, and tokens/s do not grow with the budget as they would on one.",
+)
+
 
 def mib(size_bytes: float | None) -> str:
     return "?" if size_bytes is None else f"{size_bytes / MIB:.1f} MiB" if size_bytes else "0"
 
 
 def headline(summary: Mapping[str, Any]) -> str:
-    """The one sentence the run stands for, with its own figures."""
-    reclaims = summary["reclaims"]
-    lossless = summary["lossless"]
-    worst = reclaims["release_max_ms"]
-    start = f"The game took its VRAM back {reclaims['count']} times"
-    if worst is not None:
-        start += f", each within {worst:.1f} ms"
+    """What the run stands for, with its own figures."""
+    return f"{reclaim_words(summary)}; {token_words(summary)}."
+
+
+def token_words(summary: Mapping[str, Any]) -> str:
+    """How many tokens were spoken, and of how many it was checked that none changed: the replay is shorter."""
+    lossless, spoken = summary["lossless"], summary["tokens"]["total"]
     if not lossless or not lossless["compared"]:
-        return f"{start}; {summary['tokens']['total']} tokens were spoken meanwhile."
-    return f"{start}; {lossless['different']} of {lossless['compared']} tokens changed."
+        return f"{spoken} tokens were spoken meanwhile"
+    return f"{spoken} tokens spoken, {lossless['different']} of the {lossless['compared']} replayed changed"
+
+
+def reclaim_words(summary: Mapping[str, Any]) -> str:
+    """How often the game took memory back, and how fast; "each" only where every single one was in time."""
+    reclaims = summary["reclaims"]
+    count, met, worst = reclaims["count"], reclaims["deadlines_met"], reclaims["release_max_ms"]
+    start = f"The game took its VRAM back {count} times"
+    if worst is None:
+        return start
+    if met == count:
+        return f"{start}, each within {_up(worst)} ms"
+    return f"{start}, {met} of {count} within {_deadlines(summary)} (worst {_up(worst)} ms)"
+
+
+def _up(value_ms: float) -> str:
+    """One decimal, rounded up: "within 15.9 ms" is not said of 15.94 ms."""
+    return f"{math.ceil(value_ms * 10 - 1e-6) / 10:.1f}"
+
+
+def _deadlines(summary: Mapping[str, Any]) -> str:
+    """What the reclaims were allowed: a 16 ms frame, unless a story asked for something else."""
+    allowed = {change["deadline_ms"] for change in summary["budget_changes"] if change["reclaim"]}
+    return f"a {allowed.pop():.0f} ms frame" if len(allowed) == 1 else "their deadlines"
 
 
 def verdicts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -208,7 +236,7 @@ def _lossless_verdict(lossless: Mapping[str, Any]) -> tuple[str, str]:
     different, compared = lossless["different"], lossless["compared"]
     if not compared:
         return "late", "lossless: no answer was complete in both runs, so nothing was compared"
-    text = f"lossless: {different} of {compared} tokens differ from a run at a fixed budget"
+    text = f"lossless: {different} of the {compared} tokens replayed at a fixed budget differ"
     return ("FAILED", f"{text} (first: {lossless['first_difference']})") if different else ("ok", text)
 
 
@@ -231,6 +259,8 @@ def page(summary: Mapping[str, Any], out: str) -> list[str]:
     lines += [f"  note    {TROUBLE[kind]} at {t_s:.1f} s" for t_s, kind in troubles(summary)]
     lines += ["", "  scene         budget      used max    tokens/s   frame p50 / p99"]
     lines += [_phase_line(phase) for phase in summary["phases"]]
+    if summary["device"].get("kind") == "sim":
+        lines += ["", *(f"  {line}" for line in SIM_LINES)]
     said = ", ".join(f"{name} {count}" for name, count in tokens.items() if name != "total")
     lines += ["", f"  spoken: {tokens['total']} tokens ({said})"]
     for name, key in (("game beside the model", "with_model"), ("game alone", "without_model")):
@@ -252,5 +282,5 @@ def _frame_line(figures: Mapping[str, Any]) -> str:
         return "no frames"
     return (
         f"{figures['count']} frames, p50 {figures['p50_ms']:.1f} ms, p99 {figures['p99_ms']:.1f} ms, "
-        f"{figures['late']} over {FRAME_MS:.1f} ms"
+        f"worst {figures['max_ms']:.1f} ms, {figures['late']} over {FRAME_MS:.1f} ms"
     )

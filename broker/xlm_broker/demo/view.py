@@ -191,7 +191,7 @@ def dialogue(turns: list[Turn], name: str, style: str) -> Text:
     text = Text()
     for turn in turns[-4:]:
         text.append(f"You: {turn.player}\n", style="grey62")
-        text.append(f"{name}: ", style=style).append(f"{turn.text.strip()}\n")
+        text.append(f"{name}: ", style=style).append(f"{turn.spoken()}\n")
     return text
 
 
@@ -252,7 +252,7 @@ class PlainView:
         for index, turn in enumerate(list(self._record.turns)):
             if turn.ended_s is not None and index not in self._told:
                 self._told.add(index)
-                self._print(f"{turn.ended_s:5.1f} s  {turn.npc}: {' '.join(turn.text.split())}")
+                self._print(f"{turn.ended_s:5.1f} s  {turn.npc}: {turn.spoken()}")
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

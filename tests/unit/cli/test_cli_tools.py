@@ -15,7 +15,8 @@ from xlm.testing import FakeBroker
 from xlm_broker import broker_version
 from xlm_broker.cli import tools
 from xlm_broker.cli.chat import parse_budget
-from xlm_broker.cli.status import flat, shown
+from xlm_broker.cli.common import interruption_told
+from xlm_broker.cli.status import flat, shown, summary
 
 
 @pytest.fixture
@@ -43,12 +44,19 @@ def test_version(run) -> None:  # type: ignore[no-untyped-def]
     assert run("--version") == (0, f"xlm {broker_version()}\n", "")
 
 
-@pytest.mark.parametrize("command", ["demo", "chat", "status", "doctor"])
+@pytest.mark.parametrize("command", ["demo", "chat", "status", "doctor", "profile", "plan"])
 def test_help_has_an_example(command: str) -> None:
     result = CliRunner().invoke(tools.app, [command, "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     assert "Example" in result.output
     assert f"xlm {command}" in result.output
+
+
+def test_the_list_of_commands_is_not_cut_off_at_80_columns() -> None:
+    result = CliRunner().invoke(tools.app, ["--help"], env={"COLUMNS": "80"})
+    commands = result.output.partition("Commands:")[2].splitlines()
+    assert len([line for line in commands if line.strip()]) == 6
+    assert all(line.endswith(".") and "..." not in line for line in commands if line.strip())
 
 
 def test_a_wrong_option_is_a_usage_error(run) -> None:  # type: ignore[no-untyped-def]
@@ -70,7 +78,7 @@ def test_chat_takes_lines_and_commands(run, broker: FakeBroker) -> None:  # type
     code, out, err = run("chat", "-e", broker.endpoint, stdin=lines)
     assert (code, err) == (0, "")
     assert out.count("Aye, I can.") == 2
-    assert f"{96 << 20} bytes granted" in out
+    assert "96MiB granted" in out
     assert "/nonsense is no command" in out
     assert [one.text for one in broker.requests if isinstance(one, messages.Say)] == ["Hello", "Again"]
     assert len([one for one in broker.requests if isinstance(one, messages.OpenSession)]) == 2
@@ -109,7 +117,7 @@ def test_status_json_has_every_part(run, broker: FakeBroker) -> None:  # type: i
 def test_status_for_people_names_parts_and_sizes(run, broker: FakeBroker) -> None:  # type: ignore[no-untyped-def]
     code, out, _ = run("status", "--endpoint", broker.endpoint)
     assert code == 0
-    for words in ("device", "total_bytes", "256.0 MiB", "client 1", "xlm status"):
+    for words in ("device", "total_bytes", "256MiB", "client 1", "xlm status"):
         assert words in out
 
 
@@ -133,11 +141,43 @@ def test_chat_with_a_model_and_an_endpoint_is_a_usage_error(run) -> None:  # typ
     assert "not both" in err
 
 
+def test_chat_without_a_broker_names_both_ways_to_get_one(run, broker: FakeBroker) -> None:  # type: ignore[no-untyped-def]
+    broker.fail_next("open_session", "broker_gone", "the connection was lost")
+    code, _, err = run("chat", "-e", broker.endpoint, "--once", "Hi")
+    assert code == 69
+    hint = err.splitlines()[1]
+    assert hint.endswith("`xlm-broker --model demo --budget-from-game`, or `xlm chat --model demo`")
+
+
+def test_chat_status_is_the_first_line_of_xlm_status(run, broker: FakeBroker) -> None:  # type: ignore[no-untyped-def]
+    _, page, _ = run("status", "-e", broker.endpoint)
+    _, said, _ = run("chat", "-e", broker.endpoint, stdin="/status\n")
+    (line,) = said.splitlines()
+    assert line.startswith("ready; uses ")
+    assert " ".join(page.split()).startswith(line)
+
+
+def test_the_summary_of_a_status() -> None:
+    budget = {"used_bytes": 3 << 19, "effective_bytes": 96 << 20, "limited_by": "cap"}
+    device = {"kind": "sim", "total_bytes": 1 << 28}
+    full = {"engine": {"state": "ready"}, "budget": budget, "device": device, "throughput": {"tokens_per_s": 12.34}}
+    words = "ready; uses 1.5MiB of a budget of 96MiB (limited by cap); on sim, 256MiB; 12.3 tokens/s"
+    assert summary(full) == words
+    assert summary({}) == "no engine; uses ? of a budget of ?"
+
+
+def test_ctrl_c_says_what_it_left_behind_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), interruption_told("stopped; nothing written"):
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err == "\nstopped; nothing written\n"
+
+
 def test_values_for_people() -> None:
-    assert flat({"a": {"b_bytes": 3 << 20, "c": {"d": None}}, "e": [1, 2]}) == [
-        ("a.b_bytes", "3.0 MiB"),
-        ("a.c.d", "-"),
+    assert flat({"a": {"b_bytes": 3 << 20, "c": {"d": None}}, "e": [1, 2], "f": "", "g": [], "h": 0}) == [
+        ("a.b_bytes", "3MiB"),
         ("e", "1, 2"),
+        ("h", "0"),
     ]
+    assert [shown("x_bytes", value) for value in (0, 1 << 10, 3 << 29)] == ["0B", "1KiB", "1.5GiB"]
     assert [shown("x", value) for value in (True, False, 1.234, "s")] == ["yes", "no", "1.23", "s"]
     assert [parse_budget(text) for text in ("all", " 96MiB ", "0")] == [None, "96MiB", "0"]

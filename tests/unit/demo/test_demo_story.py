@@ -37,6 +37,11 @@ def test_the_story_takes_back_releases_and_asks_for_everything() -> None:
     assert all(phase.deadline_ms == 16.0 for phase in story(30.0))
 
 
+def test_each_scene_fits_a_terminal_of_80_columns() -> None:
+    for phase in story(120.0):  # in a frame of two, after "120.0 of 120 s  "
+        assert len(f"120.0 of 120 s  {phase.title}  {phase.happens}") <= 76
+
+
 def test_phase_at_borders_and_beyond() -> None:
     phases = story(30.0)
     assert phase_at(phases, 0.0) is phases[0]

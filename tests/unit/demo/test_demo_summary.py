@@ -103,10 +103,44 @@ def test_a_replay_that_compared_nothing_proves_nothing() -> None:
 def test_headline_and_page_tell_the_figures() -> None:
     summary = summarise(whole_run(), ABOUT, Comparison(120, 0, 6))
     summary["timeline"] = "out/timeline.png"
-    assert headline(summary) == "The game took its VRAM back 4 times, each within 0.5 ms; 0 of 120 tokens changed."
+    assert headline(summary) == (
+        "The game took its VRAM back 4 times, each within 0.5 ms; 280 tokens spoken, 0 of the 120 replayed changed."
+    )
     text = "\n".join(page(summary, "out"))
-    for words in ("boss fight", "0 of 120 tokens differ", "out/summary.json", "virtual GPU (exact mode)", "Greta 140"):
+    for words in ("boss fight", "0 of the 120 tokens replayed", "out/summary.json", "virtual GPU (exact mode)"):
         assert words in text
+    assert "280 tokens (Greta 140, Odo 140)" in text
+    assert "worst 20.0 ms, 1 over 16.7 ms" in text
+
+
+def test_the_headline_says_each_only_where_every_reclaim_was_in_time() -> None:
+    record = whole_run()
+    reclaims = [number for number, change in enumerate(record.changes) if change.is_reclaim]
+    for number, late_ms in zip(reclaims[:2], (18.0, 31.26), strict=True):
+        record.changes[number] = replace(record.changes[number], release_ms=late_ms, deadline_met=False)
+    words = headline(summarise(record, ABOUT, None))
+    assert words.startswith("The game took its VRAM back 4 times, 2 of 4 within a 16 ms frame (worst 31.3 ms); ")
+    assert "each" not in words
+
+
+def test_times_are_never_told_better_than_they_were() -> None:
+    record = whole_run()
+    record.changes = [replace(change, release_ms=15.91) for change in record.changes]
+    assert "each within 16.0 ms" in headline(summarise(record, ABOUT, None))
+
+
+@pytest.mark.parametrize("kind", ["sim", "cuda"])
+def test_only_the_virtual_gpu_excuses_its_speed(kind: str) -> None:
+    about = {**ABOUT, "device": {"kind": kind, "description": "a device"}}
+    text = "\n".join(page(summarise(whole_run(), about, None), "out"))
+    assert ("virtual GPU computes on this machine's CPU" in text) is (kind == "sim")
+    assert max(len(line) for line in text.splitlines()[1:]) < 100
+
+
+def test_an_answer_that_was_cut_off_says_so() -> None:
+    cut = replace(turn("Greta", 0, 0.0, 2), text=" one\n two ", finish_reason="length")
+    assert cut.spoken() == "one two …"
+    assert replace(cut, finish_reason="stop").spoken() == "one two"
 
 
 def test_a_restart_is_told_and_routine_notices_are_not() -> None:
