@@ -7,7 +7,7 @@ Schema (``SCHEMA_VERSION`` 1)
     kernel(...)           one row a measured kernel: KernelPoint, names by id
     link(...)             one row a measured transfer: LinkPoint
 
-A full profile has some 4 000 rows of about 25 bytes; ``MAX_FILE_BYTES`` is held by refusing to store more.
+A row takes about 45 bytes, so that ``MAX_FILE_BYTES`` hold some 5 500; more are refused.
 Each ``add`` is one transaction, so that an interrupted measurement keeps what it had and goes on from there.
 Not safe to share between threads; two processes may read, one may write.
 """
@@ -76,7 +76,7 @@ class ProfileWriter:
                 self._create(key, quick)
             _check_schema(self._database, path)
             check_profile(MachineProfile(_key(_meta(self._database))), key)
-            self._names = {text: id_ for id_, text in self._database.execute("SELECT id, text FROM name")}
+            self._names = self._stored_names()
 
     def _create(self, key: ProfileKey, quick: bool) -> None:
         self._database.execute(f"PRAGMA page_size = {PAGE_BYTES}")
@@ -97,6 +97,16 @@ class ProfileWriter:
 
     def add(self, kernels: Iterable[KernelPoint] = (), links: Iterable[LinkPoint] = ()) -> None:
         """Stores points in one transaction, replacing those of the same identity."""
+        try:
+            self._add(kernels, links)
+        except BaseException:
+            self._names = self._stored_names()  # those of the transaction were rolled back with it
+            raise
+
+    def _stored_names(self) -> dict[str, int]:
+        return {text: id_ for id_, text in self._database.execute("SELECT id, text FROM name")}
+
+    def _add(self, kernels: Iterable[KernelPoint], links: Iterable[LinkPoint]) -> None:
         with _typed(self._path), self._database:
             self._database.executemany(
                 f"INSERT OR REPLACE INTO kernel VALUES({', '.join('?' * 11)})", [self._kernel_row(p) for p in kernels]

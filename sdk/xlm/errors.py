@@ -133,7 +133,7 @@ CODES: Final[dict[str, Code]] = {
     # sessions and text
     "session_unknown": Code(SessionError, False, "open a session first"),
     "session_busy": Code(SessionError, True, "wait for the answer in progress, or cancel it"),
-    "too_many_sessions": Code(SessionError, True, "close a session, or start the broker with more --sessions"),
+    "too_many_sessions": Code(SessionError, True, "close a session that nobody talks in any more"),
     "context_overflow": Code(
         ContextOverflow, False, "start a new session, raise --ctx, or open it with overflow='shift'"
     ),
@@ -173,7 +173,9 @@ CODES: Final[dict[str, Code]] = {
     "engine_starting": Code(EngineError, True, "wait until the model is loaded"),
     "engine_restarting": Code(EngineError, True, "wait; conversations are restored"),
     "engine_failed": Code(EngineError, False, "it died too often in a row; see the broker's log"),
-    "broker_gone": Code(BrokerError, True, "is xlm-broker running? start it and connect again"),
+    "broker_gone": Code(
+        BrokerError, True, "start a broker and connect again: `xlm-broker --model demo --budget-from-game`"
+    ),
     "timeout": Code(BrokerError, True, ""),
     "overloaded": Code(BrokerError, True, "too many requests in flight; slow down"),
     "internal": Code(BrokerError, False, "please report this with the broker's log"),

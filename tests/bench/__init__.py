@@ -2,5 +2,5 @@
 
 import os
 
-# for both sides alike: the engine sets it for itself, a bare loop would spin and look ten times slower on a busy machine
+# for both sides alike: the engine sets it for itself; a bare loop would spin, and look slow on a busy machine
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Final
 
 import typer
 
@@ -12,6 +13,8 @@ from xlm_broker.cli.chat import chat
 from xlm_broker.cli.common import run_guarded, tolerant_output
 from xlm_broker.cli.demo import demo
 from xlm_broker.cli.doctor import doctor
+from xlm_broker.cli.plan import plan
+from xlm_broker.cli.profile import profile
 from xlm_broker.cli.status import status
 
 app = typer.Typer(
@@ -39,8 +42,17 @@ def _options(
     """Options before the command."""
 
 
-for _command in (demo, chat, status, doctor):
-    app.command()(_command)
+# One line a command in `xlm --help`: typer cuts the first sentence of a docstring off at 80 columns.
+_COMMANDS: Final[dict[Callable[..., None], str]] = {
+    demo: "A game and two characters share one card.",
+    chat: "Talk with a model in the terminal.",
+    status: "What a running broker holds.",
+    doctor: "Check this machine, say what is missing.",
+    profile: "Measure this machine for the planner.",
+    plan: "What would run where with a budget.",
+}
+for _command, _short in _COMMANDS.items():
+    app.command(short_help=_short)(_command)
 
 
 def main() -> None:

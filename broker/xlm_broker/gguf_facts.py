@@ -1,0 +1,210 @@
+"""The work of a model file's sub-layers, from its header alone. The file is read by a child process of the engine's
+package (``xlm_engine.gguf_describe``): a damaged or hostile file never meets the broker.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from xlm.errors import ModelError, ShapeError, from_code
+from xlm.protocol.link import Kind
+from xlm_broker.planner.memory import tier_tokens
+from xlm_broker.planner.sharding.quant import weight_type
+from xlm_broker.planner.sharding.shapes import (
+    SMALL_OPS_ATTENTION,
+    SMALL_OPS_EXPERTS,
+    SMALL_OPS_FFN,
+    ModelShape,
+    scratch_bytes,
+)
+from xlm_broker.planner.sharding.work import Attention, Experts, MatMul, ModelWork, Unit
+
+READ_TIMEOUT_S: Final = 60.0
+MAX_PIECE_BYTES: Final = 64 << 20
+
+# ggml_type of ggml.h
+TYPE_NAMES: Final[Mapping[int, str]] = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K",
+    13: "Q5_K", 14: "Q6_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
+    22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+}  # fmt: skip
+
+# (kind, pattern of the name behind "blk.N."), the first that matches; docs/architecture.md has the classes
+_CLASSES: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
+    ("small", re.compile(r".*(norm|scale|bias|exp_probs_b|ffn_gate_inp|sinks|rope_)")),
+    ("experts", re.compile(r"ffn_(gate|up|down|gate_up)_(exps|chexps)")),
+    ("shared_experts", re.compile(r"ffn_(gate|up|down)_shexp")),
+    ("extras", re.compile(r"(inp_gate|proj|ple_|altup_|laurel_|per_layer)")),
+    ("attention", re.compile(r"(attn|indexer|ssm_|shortconv|time_mix_|hc_attn_|cross_attn_)")),
+    ("ffn", re.compile(r"(ffn_|channel_mix_|hc_ffn_)")),
+)
+_LOOKUP: Final = re.compile(r"(token_embd|position_embd|token_types|per_layer_token_embd)")
+_ORDER: Final = ("attention", "extras", "shared_experts", "experts", "ffn")
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """The header as gguf_describe prints it. ModelError for a file that cannot be used."""
+    command = [sys.executable, "-m", "xlm_engine.gguf_describe", str(path)]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=READ_TIMEOUT_S, check=False, text=True)
+        answer = json.loads(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+        raise ModelError(f"the header of {path} could not be read", code="model_unreadable") from error
+    if "error" in answer:
+        raise from_code(answer["error"]["code"], answer["error"]["message"], hint=answer["error"]["hint"])
+    return dict(answer)
+
+
+def work_from_gguf(path: Path, *, n_ctx: int = 0, n_ubatch: int = 512, kv_type: str = "F16") -> ModelWork:
+    """``n_ctx`` 0: the length the model was trained for. ModelError, ShapeError."""
+    return work_from_header(path.name, read_header(path), n_ctx=n_ctx, n_ubatch=n_ubatch, kv_type=kv_type)
+
+
+def work_from_header(name: str, header: Mapping[str, Any], *, n_ctx: int, n_ubatch: int, kv_type: str) -> ModelWork:
+    reader = _Header(name, header["metadata"], header["tensors"])
+    context = n_ctx or reader.number("context_length")
+    if context <= 0 or n_ubatch <= 0:
+        raise ShapeError(f"context {context} and ubatch {n_ubatch} must be positive", code="shape_invalid")
+    if context > reader.number("context_length") > 0:
+        reader.note(f"context {context} is beyond the {reader.number('context_length')} the model was trained for")
+    shape = reader.shape()
+    units = reader.units(shape, context, kv_type)
+    return ModelWork(
+        name=name,
+        units=tuple(units),
+        n_embd=shape.n_embd,
+        n_ctx=context,
+        n_ubatch=n_ubatch,
+        small_bytes=reader.small_bytes,
+        scratch_bytes={tokens: scratch_bytes(shape, tokens) for tokens in tier_tokens(n_ubatch)},
+        n_sublayers=len(units),
+        fallbacks=tuple(reader.notes),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    name: str
+    type: str
+    n_elements: int
+    n_bytes: int
+
+
+@dataclass
+class _Header:
+    name: str
+    metadata: Mapping[str, Any]
+    raw: list[list[Any]]
+    notes: list[str] = field(default_factory=list)
+    small_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.architecture = str(self.metadata.get("general.architecture", ""))
+        self.tensors = [self._tensor(*entry) for entry in self.raw]
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _tensor(self, name: str, type_id: int, n_elements: int, n_bytes: int) -> _Tensor:
+        known = weight_type(TYPE_NAMES.get(type_id, "?"))
+        if not known.known:
+            self.note(f"unknown quantisation (ggml type {type_id}): times of {known.name}")
+            n_bytes = n_bytes or round(n_elements * known.bytes_per_weight)
+        return _Tensor(name, known.name, n_elements, n_bytes)
+
+    def number(self, key: str) -> int:
+        value = self.metadata.get(f"{self.architecture}.{key}", 0)
+        return int(value) if isinstance(value, int | float) else 0
+
+    def shape(self) -> ModelShape:
+        """The numbers the time model needs. ShapeError for a file without them."""
+        n_embd, heads = self.number("embedding_length"), self.number("attention.head_count")
+        layers = self.number("block_count")
+        if min(n_embd, layers) <= 0 or not self.tensors:
+            raise ShapeError(f"{self.name} says no width or number of layers", code="shape_invalid")
+        heads = heads or max(1, n_embd // 128)
+        embedding = sum(t.n_elements for t in self.tensors if t.name == "token_embd.weight")
+        return ModelShape(
+            name=self.name, n_layer=layers, n_embd=n_embd, n_head=heads,
+            n_head_kv=self.number("attention.head_count_kv") or heads,
+            head_dim=self.number("attention.key_length") or max(1, n_embd // heads),
+            n_vocab=max(1, embedding // n_embd), n_ff=self.number("feed_forward_length"),
+            n_expert=self.number("expert_count"), n_expert_used=self.number("expert_used_count"),
+            n_ff_expert=self.number("expert_feed_forward_length") or self.number("feed_forward_length"),
+        )  # fmt: skip
+
+    def units(self, shape: ModelShape, n_ctx: int, kv_type: str) -> list[Unit]:
+        groups: dict[tuple[int, Kind], list[_Tensor]] = {}
+        for tensor in self.tensors:
+            layer, kind = _classify(tensor.name)
+            if kind == "small":
+                self.small_bytes += tensor.n_bytes
+            elif kind != "lookup":
+                groups.setdefault((layer, kind), []).append(tensor)
+        if not any(kind == "output" for _, kind in groups):  # tied: the embedding is the output matrix too
+            groups[-1, "output"] = [t for t in self.tensors if t.name == "token_embd.weight"]
+        layers = sorted((k for k in groups if k[1] in _ORDER), key=lambda k: (k[0], _ORDER.index(k[1])))
+        last = sorted((k for k in groups if k[1] not in _ORDER), key=lambda k: k[1])
+        return [self._unit(i, *k, groups[k], shape, n_ctx, kv_type) for i, k in enumerate([*layers, *last])]
+
+    def _unit(
+        self, index: int, layer: int, kind: Kind, tensors: list[_Tensor], shape: ModelShape, n_ctx: int, kv_type: str
+    ) -> Unit:
+        sparse = kind == "experts" and 0 < shape.n_expert_used <= shape.n_expert
+        row_bytes = 2.0 * shape.n_head_kv * shape.head_dim * weight_type(kv_type).bytes_per_weight
+        cache = Attention(kv_type, shape.head_dim, shape.n_head, shape.n_head_kv, row_bytes)
+        has_kv = kind == "attention" and any("attn_k" in t.name or "attn_qkv" in t.name for t in tensors)
+        return Unit(
+            index=index,
+            layer=layer,
+            kind=kind,
+            device_bytes=sum(t.n_bytes for t in tensors),
+            kv_bytes=round(row_bytes * n_ctx) if has_kv else 0,
+            piece_bytes=min(max((t.n_bytes for t in tensors), default=0), MAX_PIECE_BYTES),
+            matmuls=() if sparse else tuple(_product(t, shape) for t in tensors),
+            experts=tuple(_experts(t, shape) for t in tensors) if sparse else (),
+            attention=cache if has_kv else None,
+            small_ops={"attention": SMALL_OPS_ATTENTION, "experts": SMALL_OPS_EXPERTS, "output": 2}.get(
+                kind, SMALL_OPS_FFN
+            ),
+            last_token_only=kind == "output",
+        )
+
+
+def _classify(name: str) -> tuple[int, Kind]:
+    """(layer, kind); -1 for what has no layer."""
+    found = re.match(r"blk\.(\d+)\.(.*)", name)
+    if found is None:
+        if _LOOKUP.match(name):
+            return -1, "lookup"
+        return -1, "small" if "norm" in name or "rope" in name or name.endswith(".bias") else "output"
+    for kind, pattern in _CLASSES:
+        if pattern.match(found.group(2)):
+            return int(found.group(1)), kind
+    return int(found.group(1)), "extras"
+
+
+def _width(name: str, shape: ModelShape) -> int:
+    """Rows of the input: what a matrix multiplies."""
+    if "_down" in name:
+        return shape.n_ff_expert if "exps" in name else shape.n_ff or shape.n_embd
+    return shape.n_head * shape.head_dim if "attn_output" in name else shape.n_embd
+
+
+def _product(tensor: _Tensor, shape: ModelShape) -> MatMul:
+    k = max(1, _width(tensor.name, shape))
+    return MatMul(tensor.type, k, max(1, tensor.n_elements // k), float(tensor.n_bytes))
+
+
+def _experts(tensor: _Tensor, shape: ModelShape) -> Experts:
+    k = max(1, _width(tensor.name, shape))
+    rows = max(1, tensor.n_elements // k // shape.n_expert)
+    return Experts(tensor.type, k, rows, shape.n_expert, shape.n_expert_used, float(tensor.n_bytes))

@@ -1,0 +1,159 @@
+"""Costs of every sub-layer in every tier and mode, as arrays: what planner and simulation calculate with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .hardware import Machine
+from .kernels import Kernels, Where
+from .work import ModelWork, Unit
+
+# Modes of a sub-layer in a step. LINK_MODES turns them into link.Tier placements.
+CPU, STREAM, RESIDENT, STREAM_KV = 0, 1, 2, 3  # STREAM_KV: weights and KV cache are copied for the step
+N_MODES = 4
+# What a sub-layer keeps on the device, for all tiers: nothing, its KV cache, everything.
+NOTHING, KV, EVERYTHING = 0, 1, 2
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What the engine can do. ``kv_streaming``: device attention without a lasting KV copy.
+
+    ``expert_granular``: a miss of a few experts uploads those only (after the router, so it cannot be prefetched).
+    ``ring_across_steps``: what is prefetched at the end of a step is still there in the next.
+    """
+
+    kv_streaming: bool = False
+    expert_granular: bool = False
+    ring_across_steps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TierPoint:
+    """A tier and the KV depth before its step at which it is costed."""
+
+    tokens: int
+    depth: float
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Arrays over [tier, mode, unit] (ns, link times at the idle rate) and over [unit] (bytes).
+
+    ``busy``: the time on the CPU while the link copies. ``upload``: 0 where nothing is copied ahead.
+    ``link_share``: part of the link's rate that prefetching has while the unit runs.
+    ``piece_share``: last piece over all bytes of a streamed unit.
+    """
+
+    points: tuple[TierPoint, ...]
+    compute: FloatArray
+    busy: FloatArray
+    upload: FloatArray
+    link_share: FloatArray
+    piece_share: FloatArray
+    hop_up: FloatArray  # [tier] host -> device
+    hop_down: FloatArray
+    step: float
+    weight_bytes: NDArray[np.int64]
+    kv_bytes: NDArray[np.int64]
+    piece_bytes: NDArray[np.int64]
+    link_bytes_ns: float  # bytes per ns
+    capabilities: Capabilities
+    alike: NDArray[np.int64]  # [unit] equal numbers: equal in everything above
+
+    @property
+    def n_units(self) -> int:
+        return len(self.weight_bytes)
+
+    @property
+    def n_tiers(self) -> int:
+        return len(self.points)
+
+    def ring_ns(self, ring_bytes: int) -> float:
+        return ring_bytes / self.link_bytes_ns
+
+
+def build_costs(
+    work: ModelWork, machine: Machine, kernels: Kernels, points: Sequence[TierPoint], capabilities: Capabilities
+) -> Costs:
+    """Costs of a model on a machine. Asks the kernels once for each distinct sub-layer."""
+    distinct, which = _distinct(work.units)
+    filled = [_tier(distinct, point, machine, kernels, capabilities, work.n_embd) for point in points]
+    compute, busy, upload, link_share = (np.stack([tier[a] for tier in filled])[:, :, which] for a in range(4))
+    weights = np.array([u.device_bytes for u in work.units], dtype=np.int64)
+    pieces = np.minimum(np.array([u.piece_bytes or u.device_bytes for u in work.units], dtype=np.int64), weights)
+    hop = np.array([_hop(work, machine, point) for point in points])
+    return Costs(
+        points=tuple(points), compute=compute, busy=busy, upload=upload, link_share=link_share,
+        piece_share=pieces / np.maximum(weights, 1), hop_up=hop, hop_down=hop, step=machine.step_ns,
+        weight_bytes=weights, kv_bytes=np.array([u.kv_bytes for u in work.units], dtype=np.int64), piece_bytes=pieces,
+        link_bytes_ns=machine.link_bytes_s / 1e9, capabilities=capabilities, alike=which,
+    )  # fmt: skip
+
+
+def _distinct(units: Sequence[Unit]) -> tuple[list[Unit], NDArray[np.int64]]:
+    """Sub-layers that differ in work, and for each unit which of them it is."""
+    seen: dict[tuple[object, ...], int] = {}
+    which = [seen.setdefault(_work_of(unit), len(seen)) for unit in units]
+    first = {place: unit for unit, place in zip(reversed(units), reversed(which), strict=True)}
+    return [first[place] for place in range(len(seen))], np.array(which, dtype=np.int64)
+
+
+def _work_of(u: Unit) -> tuple[object, ...]:
+    sizes = (u.device_bytes, u.kv_bytes, u.piece_bytes, u.small_ops, u.last_token_only)
+    return (*sizes, u.matmuls, u.experts, u.attention)
+
+
+def _hop(work: ModelWork, machine: Machine, point: TierPoint) -> float:
+    copy = 1e9 * work.activation_bytes(point.tokens) / machine.link_bytes_s
+    return copy + machine.link_latency_ns + machine.host_sync_ns
+
+
+def _tier(
+    units: Sequence[Unit], point: TierPoint, machine: Machine, kernels: Kernels, capabilities: Capabilities, n_embd: int
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """compute, busy, upload and link share of one tier, each [mode, distinct unit]."""
+    shape = (N_MODES, len(units))
+    compute, busy, upload, link_share = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.ones(shape)
+    for i, unit in enumerate(units):
+        compute[:, i] = busy[:, i] = unit_ns(unit, point, kernels, "gpu", n_embd)
+        compute[CPU, i] = unit_ns(unit, point, kernels, "cpu", n_embd)
+        busy[CPU, i] = max(float(compute[CPU, i]), unit_ns(unit, point, kernels, "cpu_busy", n_embd))
+        link_share[CPU, i] = machine.link_under_cpu_share
+        _fill_uploads(compute, busy, upload, link_share, i, unit, point, machine, capabilities)
+    return compute, busy, upload, link_share
+
+
+def unit_ns(unit: Unit, point: TierPoint, kernels: Kernels, where: Where, n_embd: int) -> float:
+    """Time of one sub-layer: its operations one after the other."""
+    tokens = 1.0 if unit.last_token_only else float(point.tokens)
+    total = sum(kernels.matmul(where, op, tokens) for op in unit.matmuls)
+    total += sum(kernels.experts(where, op, tokens) for op in unit.experts)
+    if unit.attention is not None:
+        # causal: a token sees the cache before the step and, on average, half of the step
+        total += kernels.attention(where, unit.attention, tokens, point.depth + (tokens + 1.0) / 2.0)
+    return total + unit.small_ops * kernels.small(where, n_embd, tokens)
+
+
+def _fill_uploads(
+    compute: FloatArray, busy: FloatArray, upload: FloatArray, link_share: FloatArray, i: int, unit: Unit,
+    point: TierPoint, machine: Machine, capabilities: Capabilities,
+) -> None:  # fmt: skip
+    whole = 1e9 * unit.device_bytes / machine.link_bytes_s
+    share = unit.experts[0].used_share(point.tokens) if unit.experts else 1.0
+    upload[STREAM, i] = whole
+    if capabilities.expert_granular and share < 0.5:  # which ones is known only after the router: the step waits
+        alone = compute[STREAM, i]
+        compute[STREAM, i] += whole * share + machine.link_latency_ns
+        busy[STREAM, i], upload[STREAM, i] = compute[STREAM, i], 0.0
+        link_share[STREAM, i] = alone / compute[STREAM, i]
+    cache = unit.attention.kv_bytes_per_token * point.depth if unit.attention else 0.0
+    for array in (compute, busy, link_share):
+        array[STREAM_KV, i] = array[STREAM, i]
+    upload[STREAM_KV, i] = upload[STREAM, i] + 1e9 * cache / machine.link_bytes_s

@@ -1,0 +1,224 @@
+"""Local search around a plan: other modes for a tier's sub-layers, exchanges between the resident set and the rest.
+
+Steepest descent over simulated neighbours; stops where none is better or the effort is used up. Small models are
+searched over all single and paired changes, large ones over a sample spread evenly over their depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+from math import isqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT
+from .problem import SMALL_UNITS, Solution, StateArray, Task, ring_for, simulate, state_bytes, stream_mode
+from .streaming import TierOrder, streaming
+
+POLISHED = 6  # exchanges that are followed up although they are no better as they are
+MIN_GAIN = 1e-6  # share of the objective; below it is rounding
+
+
+_Chosen = dict[int, tuple[float, NDArray[np.uint8]]]  # tier -> time and modes
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    state: StateArray
+    ring_bytes: int
+    rows: tuple[tuple[int, NDArray[np.uint8]], ...]  # (tier, modes): alternatives
+
+
+class Improver:
+    """One descent of at most about ``rows`` simulated steps. The reach stays; the ring gets what the set leaves.
+
+    ``orders``: of each weighted tier. ``run`` may be called once.
+    """
+
+    def __init__(self, task: Task, start: Solution, orders: Mapping[int, TierOrder], rows: int) -> None:
+        self._task = task
+        self._orders = orders
+        self._costs = task.costs
+        self._state = start.state.copy()
+        self._modes = start.modes.copy()
+        self._times = start.times.copy()
+        self._ring = start.ring_bytes
+        self._reach = start.reach
+        self.rows_left = rows
+        self._small = task.costs.n_units <= SMALL_UNITS
+        self._tiers = [int(t) for t in np.flatnonzero(task.weights > 0) if t < start.reach]
+
+    def run(self, *, exchange: bool) -> Solution:
+        while self.rows_left > 0:
+            better = self._flip()
+            if exchange:
+                better = self._exchange(self._neighbours()) or better
+                if not better and self._small:
+                    better = self._exchange(self._far_neighbours())
+            if not better:
+                break
+        return Solution(self._state, self._modes, self._ring, self._reach, self._times, self._objective, 0.0)
+
+    @property
+    def _objective(self) -> float:
+        return float(self._times @ self._task.weights)
+
+    def _time(self, rows: Sequence[tuple[int, NDArray[np.uint8]]], rings: Sequence[int]) -> NDArray[np.float64]:
+        self.rows_left -= len(rows)
+        tiers = np.array([tier for tier, _ in rows], dtype=np.int64)
+        return simulate(self._costs, tiers, np.array([modes for _, modes in rows]), np.array(rings))
+
+    # -- modes of a tier ------------------------------------------------------------
+
+    def _flip(self) -> bool:
+        """The best change of mode in each tier, all tiers at once."""
+        rows = [(tier, modes) for tier in self._tiers for modes in self._flips(tier)]
+        if not rows:
+            return False
+        times, better = self._time(rows, [self._ring] * len(rows)), False
+        for (tier, modes), time in zip(rows, times, strict=True):
+            if time < self._times[tier] * (1 - MIN_GAIN):
+                self._times[tier], self._modes[tier], better = time, modes, True
+        return better
+
+    def _flips(self, tier: int) -> Iterator[NDArray[np.uint8]]:
+        other = self._other_modes(tier)
+        changeable = np.flatnonzero(other != self._modes[tier])
+        limit = max(4, self.rows_left // (4 * max(1, len(self._tiers))))
+        changes: list[tuple[int, ...]] = [(int(i),) for i in _sample(changeable, limit)]
+        if self._small:
+            changes += [(int(a), int(b)) for a, b in combinations(changeable, 2)]
+        for change in changes:
+            modes = self._modes[tier].copy()
+            modes[list(change)] = other[list(change)]
+            yield modes
+
+    def _other_modes(self, tier: int) -> NDArray[np.uint8]:
+        """[unit] the alternative to the present mode: the device for a CPU unit and the reverse; else the same."""
+        device = self._device_modes(self._state, self._ring)
+        return np.where(self._modes[tier] == CPU, device, CPU).astype(np.uint8)
+
+    def _device_modes(self, state: StateArray, ring_bytes: int) -> NDArray[np.uint8]:
+        streamed = stream_mode(self._costs, state, ring_bytes)
+        return np.where(state == EVERYTHING, RESIDENT, streamed).astype(np.uint8)
+
+    # -- the resident set ------------------------------------------------------------
+
+    def _exchange(self, states: Iterable[StateArray]) -> bool:
+        """The best change of the resident set."""
+        exchanges = [self._prepared(state) for state in states]
+        rows = [row for exchange in exchanges for row in exchange.rows]
+        if not rows:
+            return False
+        rings = [exchange.ring_bytes for exchange in exchanges for _ in exchange.rows]
+        times, at = self._time(rows, rings), 0
+        found: list[tuple[float, _Exchange, _Chosen]] = []
+        for exchange in exchanges:
+            chosen = _fastest(exchange.rows, times[at : at + len(exchange.rows)])
+            at += len(exchange.rows)
+            found.append((self._with(chosen), exchange, chosen))
+        found.sort(key=lambda entry: entry[0])
+        return self._take(found)
+
+    def _take(self, found: Sequence[tuple[float, _Exchange, _Chosen]]) -> bool:
+        """The best if it is better; in small models also the next best ones, once their modes are improved."""
+        before = (self._state, self._modes.copy(), self._times.copy(), self._ring)
+        goal = self._objective * (1 - MIN_GAIN)
+        for objective, exchange, chosen in found[: POLISHED if self._small else 1]:
+            self._accept(exchange, chosen)
+            while objective >= goal and self.rows_left > 0 and self._flip():
+                pass
+            if self._objective < goal:
+                return True
+            self._state, self._modes, self._times, self._ring = before[0], before[1].copy(), before[2].copy(), before[3]
+        return False
+
+    def _with(self, chosen: _Chosen) -> float:
+        times = self._times.copy()
+        for tier, (time, _) in chosen.items():
+            times[tier] = time
+        return float(times @ self._task.weights)
+
+    def _accept(self, exchange: _Exchange, chosen: _Chosen) -> None:
+        self._state, self._ring = exchange.state, exchange.ring_bytes
+        for tier, (time, modes) in chosen.items():
+            self._times[tier], self._modes[tier] = time, modes
+
+    def _prepared(self, state: StateArray) -> _Exchange:
+        """What each tier could do with that state, starting from what it does now, and afresh."""
+        ring = ring_for(self._task, state, self._reach)
+        device, changed = self._device_modes(state, ring), np.flatnonzero(state != self._state)
+        rows = []
+        for tier in self._tiers:
+            kept = np.where(self._modes[tier] == CPU, CPU, device).astype(np.uint8)
+            rows += [(tier, modes) for modes in _alternatives(kept, device, changed)]
+            plan = streaming(self._costs, self._orders[tier], state, ring)
+            counts = plan.counts(1 if self._small else 0)
+            rows += [(tier, plan.row(count)) for count in counts]
+        return _Exchange(state, ring, tuple(rows))
+
+    def _neighbours(self) -> Iterator[StateArray]:
+        """States that fit: one unit more or less, or one in the place of another."""
+        limit = max(4, self.rows_left // (4 * max(1, len(self._tiers))))
+        grown, shrunk = list(self._changes(up=True)), list(self._changes(up=False))
+        for one in _spread([*grown, *shrunk], limit):
+            yield from self._if_fits((one,))
+        side = limit if self._small else max(2, isqrt(limit))
+        for pair in product(_spread(shrunk, side), _spread(grown, side)):
+            yield from self._if_fits(pair)
+
+    def _far_neighbours(self) -> Iterator[StateArray]:
+        """One unit in the place of two, or two in the place of one; no more than the effort allows."""
+        grown, shrunk = list(self._changes(up=True)), list(self._changes(up=False))
+        changes = [(down, *two) for down, two in product(shrunk, combinations(grown, 2))]
+        changes += [(*two, up) for two, up in product(combinations(shrunk, 2), grown)]
+        limit = self.rows_left // (4 * max(1, len(self._tiers)))
+        for i in _sample(np.arange(len(changes)), max(0, limit)):
+            yield from self._if_fits(changes[i])
+
+    def _changes(self, *, up: bool) -> Iterator[tuple[int, int]]:
+        """(unit, new state) one way."""
+        kv = self._costs.kv_bytes
+        for unit, now in enumerate(self._state.tolist()):
+            states = (NOTHING, KV, EVERYTHING) if kv[unit] else (NOTHING, EVERYTHING)
+            yield from ((unit, new) for new in states if (new > now if up else new < now))
+
+    def _if_fits(self, changes: Sequence[tuple[int, int]]) -> Iterator[StateArray]:
+        if len({unit for unit, _ in changes}) < len(changes):
+            return
+        state = self._state.copy()
+        for unit, new in changes:
+            state[unit] = new
+        if state_bytes(self._costs, state) <= self._task.room(self._reach):
+            yield state
+
+
+def _alternatives(
+    kept: NDArray[np.uint8], device: NDArray[np.uint8], changed: NDArray[np.int64]
+) -> list[NDArray[np.uint8]]:
+    """The changed units on the device where they can be, or only where they are resident."""
+    placed, hosted = kept.copy(), kept.copy()
+    placed[changed] = device[changed]
+    hosted[changed] = np.where(device[changed] == RESIDENT, RESIDENT, CPU)
+    return [placed] if np.array_equal(placed, hosted) else [placed, hosted]
+
+
+def _fastest(rows: Sequence[tuple[int, NDArray[np.uint8]]], times: NDArray[np.float64]) -> _Chosen:
+    best: _Chosen = {}
+    for (tier, modes), time in zip(rows, times.tolist(), strict=True):
+        if tier not in best or time < best[tier][0]:
+            best[tier] = (time, modes)
+    return best
+
+
+def _sample(values: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
+    if len(values) <= limit:
+        return values
+    return values[np.linspace(0, len(values) - 1, limit).astype(np.int64)]
+
+
+def _spread(values: list[tuple[int, int]], limit: int) -> list[tuple[int, int]]:
+    return [values[i] for i in _sample(np.arange(len(values)), limit)]

@@ -1,0 +1,193 @@
+"""One step as a pipeline: two computing resources in turn, a link beside them, a ring of finite size between.
+
+Sub-layers depend on each other in a chain, so that CPU and device never compute at once within a step; what runs
+beside them is the upload of weights that are needed later. State of the recurrence over sub-layers, in order:
+
+    T   time at which the last sub-layer ended
+    U   how much has been uploaded so far, in ns of the link at its idle rate (a fluid position in the want-list)
+
+and for sub-layer i with compute time d, upload u and W = the sum of uploads up to and with i:
+
+    first  = (W - u) + u * piece share - U      until its first piece is there
+    dur    = max(max(first, 0) + d,  max(W - U, 0) + d * piece share)
+    link   = min(dur * slowdown, room / share)  how long the link works beside it; room = min(W + R, total) - U
+    T     += hop + dur + link * (1 - 1 / slowdown)
+    U     += link * share
+
+The ring R bounds how far the link may run ahead of the computation; ``slowdown`` is that of a CPU sub-layer under
+DMA, ``share`` what is left of the link's rate meanwhile. Activations travel first: a hop stops the uploads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .costs import CPU, Costs, FloatArray
+
+IntArray = NDArray[np.int64]
+ModeArray = NDArray[np.uint8]
+
+
+def step_times(costs: Costs, tier: IntArray, modes: ModeArray, ring_ns: FloatArray) -> FloatArray:
+    """ns of a step for each row: ``tier`` [row], ``modes`` [row, unit], ``ring_ns`` [row]."""
+    rows = _Rows(costs, tier, modes, ring_ns)
+    time, _ = rows.run(np.zeros(len(tier)))
+    if costs.capabilities.ring_across_steps:
+        time, _ = rows.run(rows.left_over)
+    return time
+
+
+class _Rows:
+    """Arrays [unit, row] of the recurrence, so that a unit's row is contiguous."""
+
+    def __init__(self, costs: Costs, tier: IntArray, modes: ModeArray, ring_ns: FloatArray) -> None:
+        unit = np.arange(costs.n_units)
+        flat = (tier[None, :] * costs.compute.shape[1] + modes.T) * costs.n_units + unit[:, None]
+        self.compute = costs.compute.ravel()[flat]
+        upload = costs.upload.ravel()[flat]
+        self.share = costs.link_share.ravel()[flat]
+        self.slowdown = costs.busy.ravel()[flat] / np.maximum(self.compute, 1e-9)
+        self.lost = 1.0 - 1.0 / np.maximum(self.slowdown, 1.0)
+        piece = costs.piece_share[:, None] * (upload > 0)
+        self.until = np.cumsum(upload, axis=0)
+        self.first = self.until - upload * (1.0 - piece)
+        self.last = self.compute * piece
+        self.total = self.until[-1] if len(unit) else np.zeros(len(tier))
+        ahead = np.minimum(ring_ns, self.total) if costs.capabilities.ring_across_steps else 0.0
+        self.limit = np.minimum(self.until + ring_ns, self.total + ahead)
+        self.fixed = costs.step + hop_times(costs, tier, modes)
+        self.left_over = np.zeros(len(tier))
+        # of a unit, in any row: whether the long forms of the formulas are needed
+        self.uploads = upload.any(axis=1).tolist()
+        self.shared = (self.share < 1.0).any(axis=1).tolist()
+        self.hosted = (modes == CPU).any(axis=0).tolist()
+
+    def run(self, uploaded: FloatArray) -> tuple[FloatArray, FloatArray]:
+        time, done = self.fixed.copy(), uploaded.copy()
+        scratch = np.empty((3, len(time)))
+        for i in range(len(self.compute)):
+            lasting = self._lasting(i, done, scratch) if self.uploads[i] else self.compute[i]
+            time += lasting
+            self._link(i, lasting, time, done, scratch)
+        self.left_over = np.maximum(done - self.total, 0.0)
+        return time, done
+
+    def _lasting(self, i: int, done: FloatArray, scratch: FloatArray) -> FloatArray:
+        """``dur`` of the formulas above."""
+        wait: FloatArray = scratch[0]
+        other = scratch[1]
+        np.subtract(self.first[i], done, out=wait)
+        np.maximum(wait, 0.0, out=wait)
+        wait += self.compute[i]
+        np.subtract(self.until[i], done, out=other)
+        np.maximum(other, 0.0, out=other)
+        other += self.last[i]
+        np.maximum(wait, other, out=wait)
+        return wait
+
+    def _link(self, i: int, lasting: FloatArray, time: FloatArray, done: FloatArray, scratch: FloatArray) -> None:
+        """What the link does beside a unit, and what that costs the unit."""
+        other, link = scratch[1], scratch[2]
+        np.subtract(self.limit[i], done, out=link)
+        if not self.hosted[i] and not self.shared[i]:
+            np.minimum(link, lasting, out=link)
+            done += link
+            return
+        link /= self.share[i]
+        np.multiply(lasting, self.slowdown[i], out=other)
+        np.minimum(link, other, out=link)
+        np.multiply(link, self.lost[i], out=other)
+        time += other
+        link *= self.share[i]
+        done += link
+
+
+def hop_times(costs: Costs, tier: IntArray, modes: ModeArray) -> FloatArray:
+    """Sum of activation hops of each row: a step begins and ends on the host."""
+    on_device = np.zeros((len(modes), modes.shape[1] + 2), dtype=np.int8)
+    on_device[:, 1:-1] = modes != CPU
+    change = np.diff(on_device, axis=1)
+    up, down = (change > 0).sum(axis=1), (change < 0).sum(axis=1)
+    return np.asarray(up * costs.hop_up[tier] + down * costs.hop_down[tier], dtype=np.float64)
+
+
+# -- one step in detail --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A sub-layer in a simulated step; times in ns from its start. ``wait``: for pieces, before and within."""
+
+    unit: int
+    mode: int
+    start: float
+    end: float
+    hop: float
+    wait: float
+    slowed: float  # longer than alone, because the link was busy
+    uploaded: float  # link position at its end
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """``compute + wait + hops + slowed + step overhead = total``."""
+
+    segments: tuple[Segment, ...]
+    total: float
+    compute_cpu: float
+    compute_device: float
+    wait: float
+    hops: float
+    slowed: float
+    link: float  # the link's own work; hidden behind the rest as far as it is not ``wait``
+
+
+def trace_step(costs: Costs, tier: int, modes: ModeArray, ring_ns: float) -> StepTrace:
+    """The same recurrence for one step, unit by unit."""
+    uploads = [float(costs.upload[tier, mode, i]) for i, mode in enumerate(modes)]
+    total_upload, segments, now, done, until, device = sum(uploads), [], costs.step, 0.0, 0.0, False
+    for i, mode in enumerate(int(m) for m in modes):
+        hop = 0.0 if (mode != CPU) == device else float((costs.hop_down if device else costs.hop_up)[tier])
+        device, until = mode != CPU, until + uploads[i]
+        segment = _segment(costs, tier, i, mode, now, hop, done, until, uploads[i], min(until + ring_ns, total_upload))
+        segments.append(segment)
+        now, done = segment.end, segment.uploaded
+    last_hop = float(costs.hop_down[tier]) if device else 0.0
+    return _summed(costs, tier, segments, now + last_hop, last_hop, total_upload)
+
+
+def _segment(
+    costs: Costs, tier: int, i: int, mode: int, now: float, hop: float, done: float, until: float, upload: float,
+    limit: float,
+) -> Segment:  # fmt: skip
+    compute, share = float(costs.compute[tier, mode, i]), float(costs.link_share[tier, mode, i])
+    piece = float(costs.piece_share[i]) if upload > 0 else 0.0
+    first = max(0.0, until - upload * (1.0 - piece) - done)
+    lasting = max(first + compute, max(0.0, until - done) + compute * piece)
+    slowdown = max(1.0, float(costs.busy[tier, mode, i]) / max(compute, 1e-9))
+    link = min(lasting * slowdown, (limit - done) / share)
+    slowed = link * (1.0 - 1.0 / slowdown)
+    end = now + hop + lasting + slowed
+    return Segment(i, mode, now + hop, end, hop, lasting - compute, slowed, done + link * share)
+
+
+def _summed(
+    costs: Costs, tier: int, segments: list[Segment], total: float, last_hop: float, upload: float
+) -> StepTrace:
+    def compute(on_device: bool) -> float:
+        chosen = [s for s in segments if (s.mode != CPU) == on_device]
+        return sum(float(costs.compute[tier, s.mode, s.unit]) for s in chosen)
+
+    return StepTrace(
+        segments=tuple(segments),
+        total=total,
+        compute_cpu=compute(False),
+        compute_device=compute(True),
+        wait=sum(s.wait for s in segments),
+        hops=sum(s.hop for s in segments) + last_hop,
+        slowed=sum(s.slowed for s in segments),
+        link=upload,
+    )

@@ -1,0 +1,171 @@
+"""From work, machine and budget to a plan with its predictions. The one entry of this package's mathematics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from xlm.errors import BudgetError
+
+from .costs import Capabilities, Costs, FloatArray, build_costs
+from .hardware import Machine
+from .kernels import Kernels, Roofline
+from .pipeline import StepTrace, trace_step
+from .problem import RING_PIECES, Solution, StateArray, Task, default_effort, state_bytes
+from .search import search
+from .work import ModelWork
+from .workload import Workload, decode_weights, prefill_weights, tier_points
+
+NS_PER_MS = 1e6
+
+
+@dataclass(frozen=True)
+class Planning:
+    """What stays the same for all budgets of a model on a machine."""
+
+    work: ModelWork
+    machine: Machine
+    costs: Costs
+    workload: Workload
+    prefill: FloatArray  # [tier] steps of a request
+    decode: FloatArray
+    fallbacks: tuple[str, ...]
+
+    @property
+    def tiers(self) -> list[int]:
+        return [point.tokens for point in self.costs.points]
+
+    def task(self, budget_bytes: int, effort: int | None = None) -> Task:
+        scratch = [self.work.scratch_bytes[tokens] for tokens in self.tiers]
+        return Task(
+            self.costs, self.prefill + self.decode, np.maximum.accumulate(np.array(scratch, dtype=np.int64)),
+            self.work.small_bytes, max(0, budget_bytes), effort or default_effort(self.costs.n_units),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    planning: Planning
+    task: Task
+    solution: Solution
+
+    @property
+    def resident_bytes(self) -> int:
+        """Weights and KV that stay on the device, small group included."""
+        return self.planning.work.small_bytes + state_bytes(self.task.costs, self.solution.state) if self.used else 0
+
+    @property
+    def used(self) -> bool:
+        return self.solution.reach > 0
+
+    @property
+    def kv_bytes(self) -> int:
+        return int(self.task.costs.kv_bytes[self.solution.state > 0].sum())
+
+    @property
+    def scratch_bytes(self) -> int:
+        return int(self.task.scratch_bytes[self.solution.reach - 1]) if self.used else 0
+
+    @property
+    def reserve_bytes(self) -> int:
+        return self.solution.ring_bytes + self.scratch_bytes
+
+    @property
+    def ttft_ms(self) -> float:
+        return float(self.solution.times @ self.planning.prefill) / NS_PER_MS
+
+    @property
+    def decode_tps(self) -> float:
+        steps_ns = float(self.solution.times @ self.planning.decode)
+        return 1e9 * self.planning.workload.decode_tokens / steps_ns if steps_ns else 0.0
+
+    def trace(self, tier: int) -> StepTrace:
+        ring_ns = self.task.costs.ring_ns(self.solution.ring_bytes)
+        return trace_step(self.task.costs, tier, self.solution.modes[tier], ring_ns)
+
+    def predicted(self) -> dict[str, float]:
+        """Numbers for link.Schedule: times in ms, ``gap`` as a share of the bound no plan can beat."""
+        whole = self.planning.work.weight_bytes
+        kept = self.resident_bytes - self.kv_bytes
+        steps = {f"step_ms_{n}": t / NS_PER_MS for n, t in zip(self.planning.tiers, self.solution.times, strict=True)}
+        return {
+            "decode_tps": self.decode_tps,
+            "ttft_ms": self.ttft_ms,
+            "objective_ms": self.solution.objective / NS_PER_MS,
+            "bound_ms": self.solution.bound / NS_PER_MS,
+            "gap": self.solution.gap,
+            "resident_share": kept / whole if whole else 0.0,
+            "fallbacks": float(len(self.planning.fallbacks)),
+            **{name: float(value) for name, value in steps.items()},
+        }
+
+
+def prepare(
+    work: ModelWork,
+    machine: Machine,
+    workload: Workload | None = None,
+    *,
+    kernels: Kernels | None = None,
+    capabilities: Capabilities | None = None,
+) -> Planning:
+    """Costs of a model on a machine: the slow part, done once for all budgets."""
+    tiers = sorted(work.scratch_bytes)
+    kernels, workload = kernels or Roofline(machine), workload or Workload()
+    costs = build_costs(work, machine, kernels, tier_points(workload, tiers), capabilities or Capabilities())
+    notes = (*work.fallbacks, *sorted(kernels.fallbacks()))
+    return Planning(
+        work, machine, costs, workload, prefill_weights(workload, tiers), decode_weights(workload, tiers), notes
+    )
+
+
+def make_plan(planning: Planning, budget_bytes: int, *, keep: StateArray | None = None) -> Plan:
+    """The plan for a budget; everything on the CPU where nothing fits. Never above the budget."""
+    task = planning.task(budget_bytes)
+    return Plan(planning, task, search(task, keep))
+
+
+def minimum_bytes(planning: Planning) -> int:
+    """The smallest budget with which something runs on the device in steps of one token."""
+    costs, work = planning.costs, planning.work
+    if not costs.n_units:
+        return 0
+    resident = costs.weight_bytes + costs.kv_bytes
+    streamed = RING_PIECES * costs.piece_bytes + costs.kv_bytes
+    least = int(np.minimum(resident, streamed).min())
+    return work.small_bytes + work.scratch_bytes[planning.tiers[0]] + least
+
+
+def require_device(planning: Planning, plan: Plan) -> Plan:
+    """BudgetError budget_infeasible, with the minimum, for a plan that leaves the device unused."""
+    if plan.used:
+        return plan
+    least, budget = minimum_bytes(planning), plan.task.budget_bytes
+    if least <= budget:
+        raise BudgetError(
+            f"{planning.work.name} is predicted to be faster without the device at {budget} bytes",
+            code="budget_infeasible", hint="a larger budget may help",
+        )  # fmt: skip
+    error = BudgetError(
+        f"nothing of {planning.work.name} can run on the device: {budget} bytes are below the minimum of {least}"
+        f" (scratch {work_scratch(planning)}, norms and router {planning.work.small_bytes}, the smallest sub-layer)",
+        code="budget_infeasible",
+    )
+    error.minimum_bytes = least
+    raise error
+
+
+def work_scratch(planning: Planning) -> int:
+    return planning.work.scratch_bytes[planning.tiers[0]]
+
+
+def check_host_memory(planning: Planning) -> None:
+    """BudgetError where weights and a full cache exceed the host's memory: VRAM is a cache, the host holds it all."""
+    costs, limit = planning.costs, planning.machine.host_memory_bytes
+    needed = planning.work.weight_bytes + int(costs.kv_bytes.sum())
+    if 0 < limit < needed:
+        raise BudgetError(
+            f"weights and a KV cache of {planning.work.n_ctx} positions take {needed / 2**30:.1f} GiB of host memory,"
+            f" the machine has {limit / 2**30:.1f} GiB",
+            code="budget_infeasible", hint="use a shorter context, a smaller model or a smaller quantisation",
+        )  # fmt: skip

@@ -1,0 +1,182 @@
+"""The planner the state machine is given: plans as link.Schedule, hysteresis, and a shrink that is always at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from msgspec.structs import replace as struct_replace
+from numpy.typing import NDArray
+
+from xlm.protocol.link import CPU as PLACE_CPU
+from xlm.protocol.link import RESIDENT as PLACE_RESIDENT
+from xlm.protocol.link import STREAM as PLACE_STREAM
+from xlm.protocol.link import DeviceFacts, ModelFacts, Schedule, Tier
+from xlm_broker.planner.memory import minimum_device_bytes, unified_demand
+from xlm_broker.planner.report import summarise
+
+from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT, STREAM, STREAM_KV, Capabilities
+from .facts import work_from_facts
+from .kernels import Kernels
+from .machine import guessed_machine, profiled_machine
+from .plan import Plan, Planning, make_plan, prepare, require_device
+from .problem import StateArray
+from .profile import MachineProfile
+from .shrink import shrunk_schedule
+from .workload import Workload
+
+_PLACEMENT = np.zeros(4, dtype=np.uint8)
+_PLACEMENT[[CPU, STREAM, RESIDENT, STREAM_KV]] = PLACE_CPU, PLACE_STREAM, PLACE_RESIDENT, PLACE_STREAM
+
+HORIZON_REQUESTS = 4.0  # a change must pay for its upload within so many requests of the expected kind
+
+
+@dataclass
+class ShardingPlanner:
+    """``xlm_broker.state.ports.Planner``. Deterministic; caches the last model's costs, so one thread at a time.
+
+    ``profile`` None: careful rates, and the schedule's summary says so. ``threads`` 0: as the profile has most.
+    """
+
+    profile: MachineProfile | None = None
+    workload: Workload = field(default_factory=Workload)
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    threads: int = 0
+    _prepared: tuple[ModelFacts, DeviceFacts, Planning] | None = field(default=None, repr=False)
+
+    def plan(
+        self,
+        model: ModelFacts,
+        device: DeviceFacts,
+        budget_bytes: int,
+        *,
+        schedule_id: int,
+        current: Schedule | None = None,
+        require: bool = False,
+    ) -> Schedule:
+        """The schedule for a budget. ``current``: what is in force; its resident set stays where a better one is not
+        worth the upload. ``require``: BudgetError budget_infeasible instead of a schedule without the device."""
+        planning, budget = self.planning(model, device), max(0, budget_bytes)
+        usable = device.kind != "none" and not device.degraded
+        plan = make_plan(planning, budget if usable else 0)
+        if usable and current is not None:
+            plan = keep_or_change(plan, held_state(planning, current))
+        if require:
+            require_device(planning, plan)
+        return to_schedule(plan, model, budget, schedule_id)
+
+    def shrink_plan(
+        self, model: ModelFacts, device: DeviceFacts, schedule: Schedule, budget_bytes: int, *, schedule_id: int
+    ) -> Schedule:
+        """What is left of ``schedule`` in a smaller budget: evicts, adds nothing, searches nothing. Never raises."""
+        usable = device.kind != "none" and not device.degraded
+        return shrunk_schedule(model, schedule, max(0, budget_bytes) if usable else 0, schedule_id=schedule_id)
+
+    def minimum_device_bytes(self, model: ModelFacts) -> int:
+        return minimum_device_bytes(model)
+
+    def unified_demand(self, model: ModelFacts) -> int:
+        return unified_demand(model)
+
+    def planning(self, model: ModelFacts, device: DeviceFacts) -> Planning:
+        """Costs of this model on this device; computed once for as long as both stay the same."""
+        if self._prepared is None or self._prepared[0] is not model or self._prepared[1] != device:
+            self._prepared = (model, device, self._prepare(model, device))
+        return self._prepared[2]
+
+    def _prepare(self, model: ModelFacts, device: DeviceFacts) -> Planning:
+        kernels: Kernels | None = None
+        if self.profile is None:
+            machine, notes = guessed_machine(device)
+        else:
+            machine, kernels, notes = profiled_machine(self.profile, device, self.threads)
+        work = work_from_facts(model)
+        work = replace(work, fallbacks=(*work.fallbacks, *notes))
+        return prepare(work, machine, self.workload, kernels=kernels, capabilities=self.capabilities)
+
+
+# -- hysteresis ------------------------------------------------------------------------
+
+
+def held_state(planning: Planning, schedule: Schedule) -> StateArray:
+    """What a schedule keeps resident, as a state; nothing if it is of another model."""
+    work = planning.work
+    state = np.zeros(len(work.units), dtype=np.int8)
+    rows = [np.frombuffer(t.placement, dtype=np.uint8) for t in schedule.tiers if len(t.placement) == work.n_sublayers]
+    for i, unit in enumerate(work.units):
+        places = {int(row[unit.index]) for row in rows}
+        if PLACE_RESIDENT in places:
+            state[i] = EVERYTHING
+        elif PLACE_STREAM in places and unit.kv_bytes:
+            state[i] = KV
+    return state
+
+
+def keep_or_change(plan: Plan, held: StateArray) -> Plan:
+    """The new plan, or the best one with the set that is there, where the gain would not pay for the upload."""
+    if not plan.used or np.array_equal(held, plan.solution.state) or not held.any():
+        return plan
+    kept = make_plan(plan.planning, plan.task.budget_bytes, keep=held)
+    if not kept.used:
+        return plan
+    gain_ns = (kept.solution.objective - plan.solution.objective) * HORIZON_REQUESTS
+    upload_ns = upload_bytes(plan.planning, held, plan.solution.state) / plan.task.costs.link_bytes_ns
+    return plan if gain_ns > upload_ns else kept
+
+
+def upload_bytes(planning: Planning, old: StateArray, new: StateArray) -> int:
+    """Bytes that a change of the resident set copies to the device."""
+    costs = planning.costs
+    weights = int(costs.weight_bytes[(new == EVERYTHING) & (old != EVERYTHING)].sum())
+    return weights + int(costs.kv_bytes[(new != NOTHING) & (old == NOTHING)].sum())
+
+
+# -- schedules -------------------------------------------------------------------------
+
+
+def to_schedule(plan: Plan, model: ModelFacts, budget_bytes: int, schedule_id: int) -> Schedule:
+    bare = Schedule(
+        schedule_id=schedule_id,
+        budget_bytes=budget_bytes,
+        tiers=_tiers(plan),
+        priority=_priority(plan),
+        ring_bytes=plan.solution.ring_bytes,
+        reserve_bytes=plan.reserve_bytes,
+        resident_bytes=plan.resident_bytes,
+        predicted=plan.predicted(),
+    )
+    summary = summarise(bare, model)
+    if plan.used:
+        summary += f"; about {plan.decode_tps:.1f} tokens/s"
+    if any(note.startswith("no profile") for note in plan.planning.fallbacks):
+        summary += " (no profile: careful guess)"
+    return struct_replace(bare, summary=summary)
+
+
+def _tiers(plan: Plan) -> list[Tier]:
+    work, tiers = plan.planning.work, []
+    index = np.array([unit.index for unit in work.units], dtype=np.int64)
+    for t, tokens in enumerate(plan.planning.tiers):
+        used = t < plan.solution.reach and bool(plan.solution.modes[t].any())
+        placement = np.zeros(work.n_sublayers, dtype=np.uint8)
+        placement[index] = _PLACEMENT[plan.solution.modes[t]]
+        placement[list(work.small_indices)] = PLACE_RESIDENT if used else PLACE_CPU
+        scratch = int(plan.task.scratch_bytes[t]) if used else 0
+        tiers.append(Tier(max_tokens=tokens, placement=placement.tobytes(), scratch_bytes=scratch))
+    return tiers
+
+
+def _priority(plan: Plan) -> list[int]:
+    """All sub-layers, those that save most per byte first: what a shrink evicts last."""
+    work = plan.planning.work
+    worth = saved_per_byte(plan)
+    order = sorted(range(len(work.units)), key=lambda i: (plan.solution.state[i] != EVERYTHING, -worth[i]))
+    listed = [*work.small_indices, *(work.units[i].index for i in order)]
+    return [*listed, *sorted(set(range(work.n_sublayers)) - set(listed))]
+
+
+def saved_per_byte(plan: Plan) -> NDArray[np.float64]:
+    """[unit] weighted ns that residence saves against the CPU, per byte."""
+    costs, weights = plan.task.costs, plan.task.weights
+    saved = ((costs.compute[:, CPU] - costs.compute[:, RESIDENT]) * weights[:, None]).sum(axis=0)
+    return np.asarray(saved / np.maximum(costs.weight_bytes + costs.kv_bytes, 1), dtype=np.float64)

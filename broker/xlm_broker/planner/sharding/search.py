@@ -1,0 +1,308 @@
+"""Finds one resident set for all tiers, and for each tier what is streamed and what the CPU computes.
+
+    1. prices     the relaxation says what a byte of each sub-layer is worth while the others fit best
+    2. proposals  resident sets filled in order of those prices and of simpler ones, for a few ring sizes
+    3. streaming  for each set and tier: how many sub-layers, from the crossing of chain and link
+    4. simulate   the most promising of them, exactly
+    5. improve    exchanges between set and rest, single and paired changes of mode, as far as the effort goes
+
+Deterministic. The effort is counted in simulated sub-layers, never in time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT, STREAM, Costs, FloatArray
+from .counts import counted_states
+from .exact import LISTED_UNITS, MAX_UNITS, improve_exactly, improve_listed
+from .improve import Improver
+from .pipeline import IntArray, hop_times
+from .problem import RING_PIECES, SMALL_UNITS, Solution, StateArray, Task, on_cpu, ring_for, simulate, state_bytes
+from .relax import Relaxation, relax
+from .streaming import Streaming, TierOrder, streaming
+
+MIN_REACH_SHARE = 0.15  # scratch below this share of the budget is no reason to do without a tier
+FINALISTS = 3  # proposals that are simulated, at least
+MAX_FINALISTS = 200
+STARTS = 4  # share of the remaining effort that one start may use
+MIN_ROWS = 500
+FINALIST_ROWS = 13  # simulated steps of a finalist and tier, at most
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """``spared``: what the resident set was to leave for the ring; ``ring_bytes``: what it left."""
+
+    state: StateArray
+    spared: int
+    ring_bytes: int
+    reach: int
+    estimate: float = 0.0
+    tiers: tuple[tuple[int, Streaming], ...] = field(default=(), repr=False)
+
+
+def search(task: Task, keep: StateArray | None = None) -> Solution:
+    """The best plan found. ``keep``: only plans with exactly this resident state (for hysteresis).
+
+    Never above the budget. All on the CPU where nothing fits, or where the device does not help.
+    """
+    best = on_cpu(task)
+    orders = {int(t): TierOrder.of(task.costs, int(t)) for t in np.flatnonzero(task.weights > 0)}
+    relaxed = {reach: _relaxed(task, reach) for reach in _reaches(task)}
+    bound = min([best.objective, *(r.bound_ns for r in relaxed.values())])
+    finalists = _finalists(task, orders, relaxed, keep)
+    starts = _starts(task, finalists, _simulated(task, finalists))
+    improved = _improved(task, starts, orders, exchange=keep is None)
+    best = min([best, *improved], key=lambda s: s.objective)
+    if keep is None and MAX_UNITS < task.costs.n_units <= LISTED_UNITS:
+        ordered = sorted(finalists, key=lambda p: p.estimate)
+        best = improve_listed(task, best, [*_own_set(best), *((p.state, p.reach) for p in ordered)])
+    if keep is None and task.costs.n_units <= MAX_UNITS:
+        best = improve_exactly(task, best, [r for r in range(1, task.costs.n_tiers + 1) if task.room(r) > 0])
+    best = _all_tiers(task, best)
+    return replace(best, bound=min(bound, best.objective))
+
+
+def _own_set(best: Solution) -> list[tuple[StateArray, int]]:
+    return [(best.state, best.reach)] if best.reach else []
+
+
+def _starts(task: Task, proposals: Sequence[_Proposal], found: Sequence[Solution]) -> list[Solution]:
+    """Where to improve from, best first: of each reach and spared ring the best, then all others."""
+    best: dict[tuple[int, int], Solution] = {}
+    for proposal, solution in sorted(zip(proposals, found, strict=True), key=lambda pair: pair[1].objective):
+        best.setdefault((proposal.reach, proposal.spared), solution)
+    first = {id(solution) for solution in best.values()}
+    rest = sorted((s for s in found if id(s) not in first), key=lambda s: s.objective)
+    return [*best.values(), *rest] if task.costs.n_units <= SMALL_UNITS else list(best.values())[:1]
+
+
+def _improved(
+    task: Task, starts: Sequence[Solution], orders: Mapping[int, TierOrder], *, exchange: bool
+) -> Iterator[Solution]:
+    """One start after the other, the most promising first, until the effort is used up."""
+    rows = task.effort // (2 * max(1, task.costs.n_units))
+    for start in starts:
+        if rows > 0:
+            share = max(rows // STARTS, MIN_ROWS)
+            improver = Improver(task, start, orders, min(rows, share))
+            yield improver.run(exchange=exchange)
+            rows -= min(rows, share) - improver.rows_left
+
+
+def _finalists(
+    task: Task, orders: Mapping[int, TierOrder], relaxed: Mapping[int, Relaxation], keep: StateArray | None
+) -> list[_Proposal]:
+    """The proposals of least estimate. Half of the effort goes into them."""
+    rows = FINALIST_ROWS * max(1, int((task.weights > 0).sum()))
+    count = max(FINALISTS, min(MAX_FINALISTS, task.effort // (2 * rows * max(1, task.costs.n_units))))
+    proposals = [p for reach, r in relaxed.items() for p in _proposals(task, reach, r, keep)]
+    best = _least(task, orders, proposals, count)
+    if task.costs.capabilities.kv_streaming and keep is None:
+        # streaming a cache makes keeping one look worthless by estimate; sets that do keep them get a hearing too
+        plain = _without_kv_streaming(task)
+        others = [p for reach in relaxed for p in _proposals(plain, reach, _relaxed(plain, reach), None)]
+        best = _distinct([*best, *_least(plain, orders, others, count)])
+    return best
+
+
+def _without_kv_streaming(task: Task) -> Task:
+    capabilities = replace(task.costs.capabilities, kv_streaming=False)
+    return replace(task, costs=replace(task.costs, capabilities=capabilities))
+
+
+def _least(task: Task, orders: Mapping[int, TierOrder], proposals: Iterable[_Proposal], count: int) -> list[_Proposal]:
+    estimated = (_estimated(task, orders, proposal) for proposal in _distinct(proposals))
+    return sorted(estimated, key=lambda p: p.estimate)[:count]
+
+
+def _reaches(task: Task) -> list[int]:
+    """The full reach; smaller ones only where scratch takes a noticeable part of the budget."""
+    fitting = [reach for reach in range(1, task.costs.n_tiers + 1) if task.room(reach) > 0]
+    if not fitting or task.scratch_bytes[fitting[-1] - 1] <= MIN_REACH_SHARE * task.budget_bytes:
+        return fitting[-1:]
+    weighted = set((np.flatnonzero(task.weights > 0) + 1).tolist())
+    return [reach for reach in fitting if reach == fitting[-1] or reach in weighted]
+
+
+def _relaxed(task: Task, reach: int) -> Relaxation:
+    """Prices and bound for a reach: the tiers beyond it run on the CPU."""
+    within = np.where(np.arange(task.costs.n_tiers) < reach, task.weights, 0.0)
+    relaxed = relax(task.costs, within, task.room(reach))
+    on_host = (task.costs.compute[:, CPU].sum(axis=1) + task.costs.step) @ (task.weights - within)
+    return replace(relaxed, bound_ns=relaxed.bound_ns + float(on_host))
+
+
+# -- proposals -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Resident copies in the order in which they are worth keeping; ``extra``: bytes beyond those before it."""
+
+    unit: IntArray
+    state: NDArray[np.int8]
+    extra: IntArray
+
+    def filled(self, n_units: int, room: int) -> StateArray:
+        """Takes in order whatever still fits."""
+        state = np.zeros(n_units, dtype=np.int8)
+        at = 0
+        while at < len(self.unit):
+            total = np.cumsum(self.extra[at:])
+            count = int(np.searchsorted(total, room, side="right"))
+            np.maximum.at(state, self.unit[at : at + count], self.state[at : at + count])
+            room -= int(total[count - 1]) if count else 0
+            later = np.flatnonzero(self.extra[at + count :] <= room)
+            if not len(later):
+                break
+            at += count + int(later[0])
+        return state
+
+
+def _proposals(task: Task, reach: int, relaxed: Relaxation, keep: StateArray | None) -> Iterator[_Proposal]:
+    room, n_units = task.room(reach), task.costs.n_units
+    states: list[tuple[StateArray, int]] = [] if keep is None else [(keep, 0)]
+    if keep is None:
+        rings = _ring_sizes(task, room)
+        states = [(order.filled(n_units, room - ring), ring) for order in _orders(task, relaxed) for ring in rings]
+        states += [(state, ring) for ring in rings for state in counted_states(task.costs, room - ring)]
+    for state, spared in states:
+        if state_bytes(task.costs, state) <= room:
+            yield _Proposal(state, spared, ring_for(task, state, reach), reach)
+
+
+def _ring_sizes(task: Task, room: int) -> list[int]:
+    """None; room for the pieces of each class; deeper ones, to look ahead over more CPU sub-layers."""
+    costs, bound = task.costs, room
+    needs = np.unique(RING_PIECES * costs.piece_bytes)
+    count = max(3, task.effort // (500 * max(1, costs.n_units)))
+    rings = _few(np.unique(np.concatenate([needs, 2 * needs[-1:], 4 * needs[-1:]])), bound, count)
+    if costs.capabilities.kv_streaming:
+        with_kv = (RING_PIECES * costs.piece_bytes + costs.kv_bytes)[costs.kv_bytes > 0]
+        rings += _few(np.unique(with_kv), bound, count // 2)
+    return [0, *sorted(set(rings))]
+
+
+def _few(values: NDArray[np.int64], bound: int, count: int) -> list[int]:
+    """At most ``count`` of the values within the bound, smallest and largest among them."""
+    fitting = values[(values > 0) & (values <= bound)]
+    if len(fitting) > count:
+        fitting = fitting[np.unique(np.linspace(0, len(fitting) - 1, count).astype(np.int64))]
+    return [int(value) for value in fitting]
+
+
+def _orders(task: Task, relaxed: Relaxation) -> Iterator[_Order]:
+    """By the relaxation's prices, equals side by side or spread; by the first tier's own gain; whole layers."""
+    costs, last_first = task.costs, np.arange(task.costs.n_units)[::-1]
+    spread = np.array([_reversed_bits(i) for i in range(costs.n_units)])
+    yield _by_price(costs, relaxed.saving, last_first)
+    yield _by_price(costs, relaxed.saving, spread)
+    everything = np.full(costs.n_units, EVERYTHING, dtype=np.int8)
+    yield _Order(last_first, everything, (costs.weight_bytes + costs.kv_bytes)[last_first])
+    for tier in np.flatnonzero(task.weights > 0)[:1]:
+        gain = costs.compute[tier, CPU] - costs.compute[tier, RESIDENT]
+        yield _by_price(costs, np.stack([np.zeros_like(gain), gain]), last_first)
+
+
+def _by_price(costs: Costs, saving: FloatArray, tie: NDArray[np.int64]) -> _Order:
+    kv, whole = costs.kv_bytes, costs.kv_bytes + costs.weight_bytes
+    ratio = saving / np.maximum(np.stack([kv, whole]), 1)
+    first = (ratio[0] > ratio[1]) & (kv > 0)  # the cache alone, where it is worth more per byte than everything
+    key = np.concatenate([np.where(first, ratio[0], -1.0), ratio[1]])
+    extra = np.concatenate([kv, np.where(first, costs.weight_bytes, whole)])
+    top = max(1e-30, float(key.max(initial=0.0)))
+    order = np.lexsort((np.concatenate([tie, tie]), -np.round(key / top, 9)))
+    order = order[key[order] > 0]
+    n = costs.n_units
+    return _Order(order % n, np.where(order < n, KV, EVERYTHING).astype(np.int8), extra[order])
+
+
+def _reversed_bits(value: int) -> int:
+    """Van der Corput's sequence: every prefix of the resulting order is spread about evenly."""
+    return int(f"{value:012b}"[::-1], 2)
+
+
+def _distinct(proposals: Iterable[_Proposal]) -> list[_Proposal]:
+    seen: dict[tuple[bytes, int], _Proposal] = {}
+    for p in proposals:
+        seen.setdefault((p.state.tobytes(), p.reach), p)
+    return list(seen.values())
+
+
+# -- estimates and simulation ------------------------------------------------------------
+
+
+def _estimated(task: Task, orders: Mapping[int, TierOrder], proposal: _Proposal) -> _Proposal:
+    total, tiers = 0.0, []
+    for tier, order in orders.items():
+        time = order.chain
+        if tier < proposal.reach:
+            plan = streaming(task.costs, order, proposal.state, proposal.ring_bytes)
+            tiers.append((tier, plan))
+            time = float(plan.times.min()) + _hops(task.costs, tier, plan)
+        total += time * float(task.weights[tier])
+    return replace(proposal, estimate=total, tiers=tuple(tiers))
+
+
+def _hops(costs: Costs, tier: int, plan: Streaming) -> float:
+    row = plan.row(int(np.argmin(plan.times)))
+    return float(hop_times(costs, np.array([tier]), row[None])[0])
+
+
+def _simulated(task: Task, proposals: Sequence[_Proposal]) -> list[Solution]:
+    """All proposals in one run of the pipeline; each with its best count of streamed sub-layers in every tier."""
+    rows = [(p, tier, plan.row(n)) for p in proposals for tier, plan in p.tiers for n in plan.counts()]
+    if not rows:
+        return [on_cpu(task) for _ in proposals]
+    timed = list(zip(rows, _times(task, rows), strict=True))
+    return [_best_of(task, p, [(t, m, x) for (q, t, m), x in timed if q is p]) for p in proposals]
+
+
+def _times(task: Task, rows: Sequence[tuple[_Proposal, int, NDArray[np.uint8]]]) -> list[float]:
+    tiers = np.array([tier for _, tier, _ in rows])
+    rings = np.array([p.ring_bytes for p, _, _ in rows])
+    times = simulate(task.costs, tiers, np.array([modes for _, _, modes in rows]), rings)
+    return [float(time) for time in times]
+
+
+def _best_of(task: Task, proposal: _Proposal, rows: Sequence[tuple[int, NDArray[np.uint8], float]]) -> Solution:
+    solution = on_cpu(task)
+    times, modes = solution.times.copy(), solution.modes.copy()
+    for tier, mode, time in sorted(rows, key=lambda row: -row[2]):
+        if time < times[tier]:
+            times[tier], modes[tier] = time, mode
+    objective = float(times @ task.weights)
+    return Solution(proposal.state, modes, proposal.ring_bytes, proposal.reach, times, objective, 0.0)
+
+
+def _all_tiers(task: Task, best: Solution) -> Solution:
+    """Plans the tiers that the expected work does not name too, with the resident set as it is."""
+    others = [int(t) for t in np.flatnonzero(task.weights <= 0) if t < best.reach]
+    plans = tuple((t, streaming(task.costs, TierOrder.of(task.costs, t), best.state, best.ring_bytes)) for t in others)
+    if not plans:
+        return _trimmed(task, best)
+    found = _simulated(task, [_Proposal(best.state, 0, best.ring_bytes, best.reach, tiers=plans)])
+    chosen = np.where(task.weights > 0, best.times, found[0].times)
+    modes = np.where(task.weights[:, None] > 0, best.modes, found[0].modes)
+    return _trimmed(task, replace(best, times=chosen, modes=modes))
+
+
+def _trimmed(task: Task, best: Solution) -> Solution:
+    """No longer a ring than what is streamed in a step; nothing kept that no tier uses; no tier that uses nothing."""
+    if not best.modes.any():
+        return on_cpu(task)
+    upload = np.take_along_axis(task.costs.upload, best.modes[:, None, :].astype(np.int64), axis=1)
+    streamed = float(upload.sum(axis=(1, 2)).max(initial=0.0)) * task.costs.link_bytes_ns
+    unused = ((best.state == EVERYTHING) & ~(best.modes == RESIDENT).any(axis=0)) | (
+        (best.state == KV) & ~(best.modes == STREAM).any(axis=0)
+    )
+    state = np.where(unused, NOTHING, best.state).astype(np.int8)
+    reach = 1 + int(np.flatnonzero(best.modes.any(axis=1))[-1])
+    return replace(best, state=state, ring_bytes=min(best.ring_bytes, math.ceil(streamed)), reach=reach)

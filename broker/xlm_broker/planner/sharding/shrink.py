@@ -1,0 +1,98 @@
+"""What is left of a schedule in a smaller budget. No search and no model of time: at hand in any state."""
+
+from __future__ import annotations
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from xlm.protocol.link import CPU, RESIDENT, STREAM, ModelFacts, Schedule, Tier
+from xlm_broker.planner.report import summarise
+
+Rows = NDArray[np.uint8]  # [tier, sub-layer]
+
+
+def shrunk_schedule(model: ModelFacts, schedule: Schedule, budget_bytes: int, *, schedule_id: int) -> Schedule:
+    """Evicts from the end of the priority list until ring, scratch and the rest fit; then gives up, in this order,
+    the ring and the largest tiers. A schedule of another model gives one without the device."""
+    sizes = _Sizes(model)
+    rows = _rows(schedule, sizes.count)
+    for reach in range(_reach(rows), 0, -1):
+        scratch = max((t.scratch_bytes for t in schedule.tiers[:reach]), default=0)
+        for ring in dict.fromkeys((schedule.ring_bytes, 0)):
+            kept = _evicted(sizes, _limited(rows, reach, ring), schedule.priority, budget_bytes - scratch - ring)
+            if kept is not None:
+                ring = ring if (kept == STREAM).any() else 0
+                return _schedule(model, sizes, schedule, kept, budget_bytes, ring, schedule_id)
+    nothing = np.zeros((len(schedule.tiers), sizes.count), dtype=np.uint8)
+    return _schedule(model, sizes, schedule, nothing, budget_bytes, 0, schedule_id)
+
+
+class _Sizes:
+    def __init__(self, model: ModelFacts) -> None:
+        self.count = 1 + max((sub.index for sub in model.sublayers), default=-1)
+        self.weights = np.zeros(self.count, dtype=np.int64)
+        self.kv = np.zeros(self.count, dtype=np.int64)
+        self.small = np.zeros(self.count, dtype=np.bool_)
+        for sub in model.sublayers:
+            self.weights[sub.index], self.kv[sub.index] = max(0, sub.device_bytes), max(0, sub.kv_bytes)
+            self.small[sub.index] = sub.kind == "small"
+
+    def held(self, rows: Rows) -> int:
+        """Lasting bytes: weights resident in any tier, KV of whatever runs on the device in any."""
+        resident, used = (rows == RESIDENT).any(axis=0), (rows != CPU).any(axis=0)
+        return int(self.weights[resident].sum() + self.kv[used].sum())
+
+
+def _rows(schedule: Schedule, count: int) -> Rows:
+    rows = np.zeros((len(schedule.tiers), count), dtype=np.uint8)
+    for row, tier in zip(rows, schedule.tiers, strict=True):
+        if len(tier.placement) == count:
+            row[:] = np.frombuffer(tier.placement, dtype=np.uint8)
+    return rows
+
+
+def _reach(rows: Rows) -> int:
+    used = np.flatnonzero(rows.any(axis=1))
+    return int(used[-1]) + 1 if len(used) else 0
+
+
+def _limited(rows: Rows, reach: int, ring: int) -> Rows:
+    rows = rows.copy()
+    rows[reach:] = CPU
+    if not ring:
+        rows[rows == STREAM] = CPU
+    return rows
+
+
+def _evicted(sizes: _Sizes, rows: Rows, priority: list[int], room: int) -> Rows | None:
+    """None where nothing but the small group, or not even that, would be left."""
+    for index in [*reversed(priority), *range(sizes.count)]:
+        if sizes.held(rows) <= room:
+            break
+        if 0 <= index < sizes.count and not sizes.small[index]:
+            rows[:, index] = CPU
+    idle = ~rows[:, ~sizes.small].any(axis=1)
+    rows[idle] = CPU
+    return rows if rows.any() and sizes.held(rows) <= room else None
+
+
+def _schedule(
+    model: ModelFacts, sizes: _Sizes, old: Schedule, rows: Rows, budget_bytes: int, ring: int, schedule_id: int
+) -> Schedule:
+    tiers = [
+        Tier(max_tokens=t.max_tokens, placement=row.tobytes(), scratch_bytes=t.scratch_bytes if row.any() else 0)
+        for t, row in zip(old.tiers, rows, strict=True)
+    ]
+    scratch = max((t.scratch_bytes for t in tiers), default=0)
+    priority = old.priority if sorted(old.priority) == list(range(sizes.count)) else list(range(sizes.count))
+    bare = Schedule(
+        schedule_id=schedule_id,
+        budget_bytes=budget_bytes,
+        tiers=tiers or [Tier(max_tokens=max(1, model.n_ubatch), placement=bytes(sizes.count))],
+        priority=priority,
+        ring_bytes=ring,
+        reserve_bytes=ring + scratch,
+        resident_bytes=sizes.held(rows),
+    )
+    return replace(bare, summary=summarise(bare, model))

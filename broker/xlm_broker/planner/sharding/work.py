@@ -1,0 +1,107 @@
+"""What one sub-layer has to do in a step: operations and bytes, without any machine in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from xlm.protocol.link import Kind
+
+F32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MatMul:
+    """``n`` x ``k`` weights of a type, applied to every token of the step."""
+
+    type: str
+    k: int
+    n: int
+    weight_bytes: float
+
+    def flops(self, tokens: float) -> float:
+        return 2.0 * self.k * self.n * tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The same for ``n_expert`` experts of which each token uses ``n_used``. ``weight_bytes``: all of them."""
+
+    type: str
+    k: int
+    n: int
+    n_expert: int
+    n_used: int
+    weight_bytes: float
+
+    def flops(self, tokens: float) -> float:
+        return 2.0 * self.k * self.n * tokens * self.n_used
+
+    def used_share(self, tokens: float) -> float:
+        """Expected share of experts that a step touches if the router is even: 1 - (1 - u/E)^n.
+
+        Coupon collector's; a skewed router touches fewer, so that this is an upper estimate.
+        """
+        if self.n_used >= self.n_expert:
+            return 1.0
+        return float(1.0 - (1.0 - self.n_used / self.n_expert) ** tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Reading the KV cache of one layer. ``kv_bytes_per_token``: K and V rows of one position."""
+
+    kv_type: str
+    head_dim: int
+    n_head: int
+    n_head_kv: int
+    kv_bytes_per_token: float
+
+    def flops(self, tokens: float, context: float) -> float:
+        """QK^T and PV: two products of 2 flops for each head, position and component."""
+        return 4.0 * self.n_head * self.head_dim * context * tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit of placement. Sizes in bytes as on the device; ``kv_bytes`` at full context."""
+
+    index: int
+    layer: int
+    kind: Kind
+    device_bytes: int
+    kv_bytes: int = 0
+    piece_bytes: int = 0  # largest piece that must fit the ring at once
+    matmuls: tuple[MatMul, ...] = ()
+    experts: tuple[Experts, ...] = ()
+    attention: Attention | None = None
+    small_ops: int = 0  # norms, ropes, additions ... a step runs in it
+    last_token_only: bool = False  # sees the step's outputs, not its tokens
+
+
+@dataclass(frozen=True)
+class ModelWork:
+    """A model as the time model sees it. ``units`` in order of execution; only what can be placed.
+
+    ``scratch_bytes``: tokens of a step -> device bytes of its activations, for every tier of ``tier_tokens``.
+    ``fallbacks``: what had to be assumed.
+    """
+
+    name: str
+    units: tuple[Unit, ...]
+    n_embd: int
+    n_ctx: int
+    n_ubatch: int
+    small_bytes: int  # norms, router: resident whenever the device is used
+    scratch_bytes: Mapping[int, int]
+    n_sublayers: int  # length of a placement; indices without a unit stay on the CPU
+    small_indices: tuple[int, ...] = ()
+    fallbacks: tuple[str, ...] = field(default=())
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(unit.device_bytes for unit in self.units) + self.small_bytes
+
+    def activation_bytes(self, tokens: float) -> float:
+        """What crosses a border between CPU and device: one residual row of float32 a token."""
+        return F32_BYTES * self.n_embd * tokens

@@ -1,0 +1,124 @@
+"""The recurrence against a simulation that is written differently: piece by piece, event by event."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xlm_broker.planner.sharding.costs import CPU, RESIDENT, STREAM, Costs
+from xlm_broker.planner.sharding.pipeline import hop_times, step_times, trace_step
+
+from .cases import make_task
+
+PIECES = 16
+
+
+def costs_of(seed: int, n_units: int, *, contention: bool) -> Costs:
+    costs = make_task(seed, n_units).costs
+    costs = replace(costs, kv_bytes=np.zeros(n_units, dtype=np.int64), piece_share=np.full(n_units, 1 / PIECES))
+    if contention:
+        return costs
+    return replace(costs, busy=costs.compute.copy(), link_share=np.ones_like(costs.compute))
+
+
+def random_modes(seed: int, costs: Costs) -> np.ndarray:
+    choices = np.array([CPU, STREAM, RESIDENT], dtype=np.uint8)
+    return np.random.default_rng(seed).choice(choices, costs.n_units)
+
+
+def piece_by_piece(costs: Costs, tier: int, modes: np.ndarray, ring_ns: float) -> float:
+    """Uploads piece after piece; a piece needs its room in the ring until it has been computed with."""
+    unit = range(costs.n_units)
+    wanted = deque((i, float(costs.upload[tier, STREAM, i]) / PIECES) for i in unit if modes[i] == STREAM)
+    ended: list[tuple[float, float]] = []  # when a piece was done with, and its length in the ring
+    arrived: dict[int, list[float]] = {}
+    now, link_free, on_device, held = costs.step, 0.0, False, 0.0
+    pending = list(wanted)
+
+    def upload_until(i: int, count: int) -> float:
+        """When the ``count``-th piece of unit i has arrived; uploads in order, as the ring has room."""
+        nonlocal link_free, held
+        while len(arrived.get(i, [])) < count:
+            owner, length = pending[0]
+            if len(arrived.get(owner, [])) == PIECES - 1:
+                pending.pop(0)
+            while held + length > ring_ns * (1 + 1e-9):
+                freed, size = ended.pop(0)
+                link_free, held = max(link_free, freed), held - size
+            link_free, held = link_free + length, held + length
+            arrived.setdefault(owner, []).append(link_free)
+        return arrived[i][count - 1]
+
+    for i in unit:
+        device = modes[i] != CPU
+        now += 0.0 if device == on_device else float(costs.hop_up[tier])
+        on_device = bool(device)
+        compute = float(costs.compute[tier, modes[i], i])
+        if modes[i] != STREAM:
+            now += compute
+            continue
+        for piece in range(PIECES):
+            now = max(now, upload_until(i, piece + 1)) + compute / PIECES
+            ended.append((now, float(costs.upload[tier, STREAM, i]) / PIECES))
+    return now + (float(costs.hop_down[tier]) if on_device else 0.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**31), n_units=st.integers(1, 12), rings=st.integers(1, 3))
+def test_agrees_with_piece_by_piece(seed: int, n_units: int, rings: int) -> None:
+    costs = replace(costs_of(seed, n_units, contention=False), hop_up=np.zeros(2), hop_down=np.zeros(2))
+    modes = random_modes(seed, costs)
+    largest = float(costs.upload[0, STREAM].max())
+    ring_ns = rings * largest
+    (fluid,) = step_times(costs, np.array([0]), modes[None], np.array([ring_ns]))
+    exact = piece_by_piece(costs, 0, modes, ring_ns)
+    # within a few pieces: the fluid neither invents time nor loses it
+    assert abs(fluid - exact) <= 3 * largest / PIECES + 0.02 * exact
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**31), n_units=st.integers(1, 20), contention=st.booleans())
+def test_rows_and_trace_are_the_same_recurrence(seed: int, n_units: int, contention: bool) -> None:
+    costs = costs_of(seed, n_units, contention=contention)
+    modes = np.array([random_modes(seed + i, costs) for i in range(5)])
+    ring_ns = float(costs.upload[0, STREAM].max()) * 1.5
+    times = step_times(costs, np.array([0, 1, 0, 1, 0]), modes, np.full(5, ring_ns))
+    for row, tier in enumerate((0, 1, 0, 1, 0)):
+        trace = trace_step(costs, tier, modes[row], ring_ns)
+        assert trace.total == pytest.approx(times[row], rel=1e-12)
+        parts = trace.compute_cpu + trace.compute_device + trace.wait + trace.hops + trace.slowed + costs.step
+        assert trace.total == pytest.approx(parts, rel=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**31), n_units=st.integers(1, 20))
+def test_never_below_chain_and_link(seed: int, n_units: int) -> None:
+    costs = costs_of(seed, n_units, contention=True)
+    modes = random_modes(seed, costs)
+    (time,) = step_times(costs, np.array([0]), modes[None], np.array([1e12]))
+    index = np.arange(n_units)
+    chain = costs.compute[0, modes, index].sum() + hop_times(costs, np.array([0]), modes[None])[0] + costs.step
+    assert time >= chain - 1e-6
+    assert time >= costs.upload[0, modes, index].sum()
+
+
+def test_nothing_streamed_is_a_sum() -> None:
+    costs = costs_of(1, 6, contention=True)
+    modes = np.array([CPU, RESIDENT, RESIDENT, CPU, RESIDENT, CPU], dtype=np.uint8)
+    (time,) = step_times(costs, np.array([1]), modes[None], np.array([0.0]))
+    chain = costs.compute[1, modes, np.arange(6)].sum()
+    assert time == pytest.approx(costs.step + chain + 2 * costs.hop_up[1] + 2 * costs.hop_down[1])
+
+
+def test_a_step_may_begin_with_what_the_last_one_left_in_the_ring() -> None:
+    costs = costs_of(5, 8, contention=False)
+    kept = replace(costs, capabilities=replace(costs.capabilities, ring_across_steps=True))
+    modes = np.full((1, 8), STREAM, dtype=np.uint8)
+    modes[0, -1] = CPU  # time at the end in which the link would rest
+    ring = np.array([float(costs.upload[0, STREAM].max())])
+    assert step_times(kept, np.array([0]), modes, ring)[0] < step_times(costs, np.array([0]), modes, ring)[0]

@@ -1,0 +1,132 @@
+"""Plans against enumeration, bounds against both, and the rules that every plan obeys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xlm_broker.planner.sharding.costs import EVERYTHING, RESIDENT, Capabilities
+from xlm_broker.planner.sharding.plan import make_plan
+from xlm_broker.planner.sharding.problem import Solution, Task, ring_for, state_bytes, stream_mode
+from xlm_broker.planner.sharding.report import tier_reports
+from xlm_broker.planner.sharding.search import search
+
+from . import examples
+from .cases import make_task, optimum, tasks
+
+GOAL = 0.01  # above the optimum, at most
+
+
+def used_bytes(task: Task, plan: Solution) -> int:
+    if not plan.reach:
+        return 0
+    scratch = int(task.scratch_bytes[plan.reach - 1])
+    return task.fixed_bytes + state_bytes(task.costs, plan.state) + plan.ring_bytes + scratch
+
+
+@settings(max_examples=25, deadline=None)
+@given(task=tasks(max_units=6))
+def test_within_a_hundredth_of_the_optimum(task: Task) -> None:
+    plan = search(task)
+    assert plan.objective <= optimum(task, plan.objective) * (1 + GOAL)
+
+
+@pytest.mark.parametrize(
+    ("layers", "share", "entry"),
+    [
+        (4, 0.2, examples.DENSE), (4, 0.45, examples.DENSE), (4, 0.8, examples.DENSE), (5, 0.6, examples.DENSE),
+        (4, 0.2, examples.SPARSE), (4, 0.45, examples.SPARSE), (5, 0.8, examples.SPARSE),
+    ],
+)  # fmt: skip
+def test_within_a_hundredth_on_real_shapes(layers: int, share: float, entry: dict[str, object]) -> None:
+    """9 and 11 sub-layers of real proportions; all assignments and resident sets."""
+    planning = examples.planning(examples.small(entry, layers), examples.DESKTOP)
+    whole = planning.work.weight_bytes + int(planning.costs.kv_bytes.sum())
+    plan = make_plan(planning, int(share * whole))
+    assert plan.solution.objective <= optimum(plan.task, plan.solution.objective) * (1 + GOAL)
+
+
+@settings(max_examples=15, deadline=None)
+@given(task=tasks(max_units=5))
+def test_the_bound_is_one(task: Task) -> None:
+    plan = search(task)
+    assert 0 < plan.bound <= optimum(task) * (1 + 1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**31), n_units=st.integers(1, 40), kv=st.booleans(), share=st.floats(0, 1.2))
+def test_never_above_the_budget(seed: int, n_units: int, kv: bool, share: float) -> None:
+    task = make_task(seed, n_units, kv_streaming=kv, n_tiers=3)
+    task = replace(task, budget_bytes=int(share * task.budget_bytes), effort=8_000)
+    plan = search(task)
+    assert used_bytes(task, plan) <= task.budget_bytes
+    assert np.isfinite(plan.times).all()
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**31), n_units=st.integers(1, 30), kv=st.booleans())
+def test_modes_agree_with_the_resident_set(seed: int, n_units: int, kv: bool) -> None:
+    task = replace(make_task(seed, n_units, kv_streaming=kv, n_tiers=3), effort=8_000)
+    plan = search(task)
+    allowed = stream_mode(task.costs, plan.state, ring_for(task, plan.state, max(1, plan.reach)))
+    for tier, modes in enumerate(plan.modes):
+        assert tier < plan.reach or not modes.any()
+        assert not ((modes == RESIDENT) & (plan.state != EVERYTHING)).any()
+        streamed = (modes != RESIDENT) & (modes != 0)
+        assert (modes[streamed] == allowed[streamed]).all()
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**31), n_units=st.integers(2, 12))
+def test_deterministic_and_better_than_the_cpu(seed: int, n_units: int) -> None:
+    task = replace(make_task(seed, n_units), effort=8_000)
+    one, two = search(task), search(task)
+    assert np.array_equal(one.modes, two.modes)
+    assert one.objective == two.objective
+    host = task.costs.compute[:, 0].sum(axis=1) + task.costs.step
+    assert one.objective <= float(host @ task.weights) * (1 + 1e-9)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**31), n_units=st.integers(2, 12))
+def test_keep_keeps_the_set(seed: int, n_units: int) -> None:
+    task = replace(make_task(seed, n_units), effort=8_000)
+    first = search(task)
+    again = search(task, keep=first.state)
+    assert used_bytes(task, again) <= task.budget_bytes
+    assert not ((again.state != first.state) & (again.state > 0)).any()  # what is unused may be let go
+
+
+def test_everything_resident_where_it_fits() -> None:
+    planning = examples.planning(examples.DENSE, examples.DESKTOP)
+    plan = make_plan(planning, 20 << 30)
+    assert (plan.solution.modes == RESIDENT).all()
+    assert plan.solution.ring_bytes == 0
+    assert plan.solution.gap < 0.01
+
+
+def test_pure_kinds_are_never_better() -> None:
+    """GPU-only streaming, static and CPU-only with the same memory."""
+    for budget in (2, 4, 8):
+        plan = make_plan(examples.planning(examples.DENSE, examples.LAPTOP), budget << 30)
+        for report in tier_reports(plan):
+            assert report.step <= min(report.alternatives.values()) * 1.02
+
+
+def test_more_memory_is_not_slower_by_more_than_the_search_misses() -> None:
+    planning = examples.planning(examples.SPARSE, examples.DESKTOP)
+    times = [make_plan(planning, gib << 30).solution.objective for gib in (1, 2, 4, 8, 16, 32)]
+    assert all(later <= earlier * 1.03 for earlier, later in pairwise(times))
+
+
+def test_streaming_a_cache_is_only_another_option() -> None:
+    for row in (examples.DESKTOP, examples.LAPTOP):
+        for gib in (1, 2, 4):
+            plain = make_plan(examples.planning(examples.SPARSE, row), gib << 30)
+            able = examples.planning(examples.SPARSE, row, capabilities=Capabilities(kv_streaming=True))
+            assert make_plan(able, gib << 30).solution.objective <= plain.solution.objective * 1.03
