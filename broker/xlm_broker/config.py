@@ -61,6 +61,7 @@ class Options:
     curve: bool = False
     heartbeat_ms: float = 1000.0
     max_clients: int = 64
+    pace_min_duty: float = 0.05  # the share of time generation keeps however late the games' frames are
     engine_command: str = ""  # for tests: run this instead of the engine
 
 
@@ -90,6 +91,7 @@ class Config:
     heartbeat_ms: float = 1000.0
     max_clients: int = 64
     require_gpu: bool = False
+    pace_min_duty: float = 0.05
     engine_command: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -110,6 +112,7 @@ def build(options: Options, *, find_devices: Callable[[], Devices] = detect) -> 
         heartbeat_ms=_in_range("--heartbeat-ms", options.heartbeat_ms, 10.0, 60_000.0),
         max_clients=int(_in_range("--max-clients", options.max_clients, 1, 4096)),
         require_gpu=options.require_gpu,
+        pace_min_duty=_in_range("--pace-min-duty", options.pace_min_duty, 0.01, 1.0),
         engine_command=tuple(shlex.split(options.engine_command, posix=sys.platform != "win32")),
         warnings=tuple(warnings),
     )
@@ -190,7 +193,12 @@ def _model(options: Options) -> ModelConfig:
 def _model_path(text: str) -> Path:
     if not text or "\0" in text:
         raise ModelError(f"--model: {text!r} is not a path", code="model_not_found")
-    return Path(text).expanduser().absolute()
+    path = Path(text).expanduser().absolute()
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError as error:  # bytes of the command line that are no text come as surrogates
+        raise _option_error("--model", f"{str(path)!r} is not UTF-8; rename the file or its folder") from error
+    return path
 
 
 def demo_model() -> Path:

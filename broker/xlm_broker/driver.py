@@ -35,7 +35,7 @@ from xlm_broker.server import Server
 from xlm_broker.state import actions, events, settings
 from xlm_broker.state.machine import Machine
 from xlm_broker.supervisor import ENGINE_COMMAND, Supervisor
-from xlm_broker.telemetry import Latencies, Logger, logger
+from xlm_broker.telemetry import Latencies, Logger, logger, readable
 
 _SHUTDOWN_SIGNALS: Final = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
 _MODEL_POLL_S: Final = 1.0
@@ -66,6 +66,7 @@ class Driver:
         self._reclaims = Latencies()
         self._process = psutil.Process()
         self._exit_code: int | None = None
+        self._said_ready = False
         self._signalled_s = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_ns: int | None = None
@@ -172,6 +173,7 @@ class Driver:
             timing=self._timing,
             broker_version=broker_version(),
             endpoint=self._server.address,
+            pacing=settings.PacingSettings(min_duty=config.pace_min_duty),
             require_device=config.require_gpu,
         )
 
@@ -205,9 +207,13 @@ class Driver:
         self._dispatch(events.EngineMessage(incarnation, message))
         if isinstance(message, (link.Loaded, link.Failed, link.ScheduleApplied)):
             self._look_whether_ready()
+        if isinstance(message, link.Loaded):
+            self._say_ready()
 
-    def on_engine_exited(self, incarnation: int, exit_code: int | None, signal_number: int, detail: str) -> None:
-        self._dispatch(events.EngineExited(incarnation, exit_code, signal_number, detail))
+    def on_engine_exited(
+        self, incarnation: int, exit_code: int | None, signal_number: int, detail: str, code: str
+    ) -> None:
+        self._dispatch(events.EngineExited(incarnation, exit_code, signal_number, detail, code))
         self._look_whether_ready()
 
     # -- the machine -----------------------------------------------------------------
@@ -340,6 +346,15 @@ class Driver:
         else:
             self._log.warning("nvml_failed", error=str(reading))
             self._dispatch(events.DeviceReport("nvml", detail=str(reading)))
+
+    def _say_ready(self) -> None:
+        """The last line of the start, for whoever sits before a terminal and wonders whether it has come up."""
+        if not self._said_ready and readable(self._config.log) and self._engine_state() == "ready":
+            self._said_ready = True
+            self._log.info(f"ready: connect at {self._server.address}")
+
+    def _engine_state(self) -> object:
+        return self._machine.status(time.monotonic_ns()).engine.get("state")
 
     def _look_whether_ready(self) -> None:
         if self._ready.written:

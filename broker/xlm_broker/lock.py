@@ -6,6 +6,8 @@ to clean up by hand. The file itself may stay behind; only the lock counts.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import re
@@ -23,7 +25,8 @@ if sys.platform == "win32":
     # Locked far behind the content, so that other processes can still read who holds it.
     _LOCK_OFFSET = 1 << 30
 
-    def _try_lock(file: IO[str]) -> bool:
+    def try_lock(file: IO[str]) -> bool:
+        """Whether it is ours now, until it is closed."""
         file.seek(_LOCK_OFFSET)
         try:
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
@@ -34,7 +37,8 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-    def _try_lock(file: IO[str]) -> bool:
+    def try_lock(file: IO[str]) -> bool:
+        """Whether it is ours now, until it is closed."""
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -58,14 +62,20 @@ class EndpointLock:
         """Takes the lock or raises EndpointError: ``endpoint_in_use`` (names the holder) or ``endpoint_forbidden``."""
         while self._file is None:
             file = self._open()
-            if not _try_lock(file):
+            if not try_lock(file):
                 file.close()
                 raise self._in_use()
             if self._is_current(file):
                 self._file = file
             else:  # its last holder removed the file between our open and our lock
                 file.close()
-        self._write_holder(self._file)
+        try:
+            self._write_holder(self._file)
+        except OSError as error:
+            self.release()
+            raise EndpointError(
+                f"cannot write the lock file {self._path}: {error.strerror}", code="endpoint_forbidden"
+            ) from error
 
     def release(self) -> None:
         """Removes the file and gives the lock back; safe to call twice."""
@@ -73,7 +83,8 @@ class EndpointLock:
             return
         if sys.platform != "win32":  # there, an open file cannot be removed; the empty lock file stays
             self._path.unlink(missing_ok=True)
-        self._file.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
         self._file = None
 
     def _open(self) -> IO[str]:
@@ -93,10 +104,13 @@ class EndpointLock:
         return os.path.samestat(on_disk, os.fstat(file.fileno()))
 
     def _write_holder(self, file: IO[str]) -> None:
-        file.seek(0)
-        file.truncate()
-        file.write(json.dumps({"pid": os.getpid(), "endpoint": self._endpoint}))
-        file.flush()
+        """Unbuffered: on a full disk nothing is left over that a later close would try to write again."""
+        text = json.dumps({"pid": os.getpid(), "endpoint": self._endpoint}).encode()
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+        written = os.write(file.fileno(), text)
+        if written < len(text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.ftruncate(file.fileno(), written)
 
     def _in_use(self) -> EndpointError:
         return EndpointError(f"another broker{self._holder()} already serves {self._endpoint}", code="endpoint_in_use")

@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from xlm.protocol.messages import Status
 
 
@@ -25,6 +27,11 @@ class ReadyFile:
         """Removes what an earlier broker left there."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+
+    def clear_stale(self) -> None:
+        """The same, only if that broker is dead: for before we know that no other one serves our endpoint."""
+        if self._path is not None and self._path.is_file() and not _writer_lives(self._path):
+            self.clear()
 
     def offer(self, status: Status) -> None:
         """Writes the file if the engine is ready or has finally failed. Raises OSError where it cannot be written."""
@@ -48,8 +55,19 @@ class ReadyFile:
         }
 
 
+def _writer_lives(path: Path) -> bool:
+    try:
+        return bool(psutil.pid_exists(int(json.loads(path.read_text(encoding="utf-8"))["pid"])))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return False
+
+
 def write_atomically(path: Path, text: str) -> None:
     """A reader sees nothing or all of it."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
+    try:
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,10 +22,12 @@ from typing import Any, Final, Protocol
 import msgspec
 import zmq
 
+from xlm.errors import EndpointError
 from xlm.protocol.endpoints import MAX_PATH_BYTES, Endpoint
 from xlm.protocol.link import EngineToBroker, FromEngine, ToEngine
 from xlm_broker.child_guard import PARENT_VARIABLE
-from xlm_broker.folders import prepare_folder, runtime_folder
+from xlm_broker.folders import runtime_folder
+from xlm_broker.link_folder import LinkFolder
 from xlm_broker.telemetry import logger
 
 LINK_KEY_VARIABLE: Final = "XLM_LINK_KEY"  # CURVE server key of a tcp link (Windows)
@@ -45,7 +47,9 @@ class EngineOwner(Protocol):
 
     def on_engine_spawned(self, incarnation: int, pid: int) -> None: ...
     def on_engine_message(self, incarnation: int, message: FromEngine) -> None: ...
-    def on_engine_exited(self, incarnation: int, exit_code: int | None, signal_number: int, detail: str) -> None: ...
+    def on_engine_exited(
+        self, incarnation: int, exit_code: int | None, signal_number: int, detail: str, code: str
+    ) -> None: ...  # code: of xlm.errors where no other start can do better, else empty
 
 
 @dataclass(slots=True)
@@ -55,6 +59,7 @@ class _Child:
     stderr: deque[str]
     process: asyncio.subprocess.Process | None = None
     kill_wanted: bool = False
+    unsayable: str = ""  # why a message to it could not be encoded
     connected: bool = False
     backlog: list[bytes] = field(default_factory=list)  # until the child has connected there is no one to send to
     wake: asyncio.Handle | None = None
@@ -78,7 +83,7 @@ class Supervisor:
         self._command = command or ENGINE_COMMAND
         self._crash_log = crash_log
         self._use_tcp = use_tcp
-        self._folder = private_folder(endpoint)
+        self._folder = LinkFolder(private_folder(endpoint), str(endpoint))
         self._child: _Child | None = None
         self._task: asyncio.Task[None] | None = None
         self._encoder = msgspec.msgpack.Encoder()
@@ -94,16 +99,35 @@ class Supervisor:
     def spawn(self, incarnation: int) -> None:
         """Starts a child; what comes of it is reported to the owner, failure to start included."""
         assert self._child is None, "one engine at a time"
-        socket, link, environment = self._listen(incarnation)
+        try:
+            socket, link, environment = self._listen(incarnation)
+        except Exception as error:
+            self._report_stillborn(incarnation, error)
+            return
         child = self._child = _Child(incarnation, socket, deque(maxlen=_STDERR_LINES))
         self._task = asyncio.get_running_loop().create_task(self._run(child, link, environment))
+
+    def _report_stillborn(self, incarnation: int, error: Exception) -> None:
+        """Later, as of any other child: whoever asked for it is still carrying out its orders."""
+        code, detail = "", f"its link cannot be made: {error}"
+        if isinstance(error, EndpointError):
+            code, detail = error.code, error.message
+        report = self._owner.on_engine_exited
+        asyncio.get_running_loop().call_soon(report, incarnation, None, 0, detail, code)
 
     def send(self, message: ToEngine) -> bool:
         """False when there is no child to take it, or one that has stopped reading (it is killed then)."""
         child = self._child
         if child is None:
             return False
-        frame = self._encoder.encode(message)
+        try:
+            frame = self._encoder.encode(message)
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            # The next engine would be sent the same.
+            child.unsayable = f"{type(message).__name__} cannot be sent to the engine: {error}"
+            logger().error("engine_message_not_encodable", message_type=type(message).__name__, error=str(error))
+            self.kill(child.incarnation)
+            return False
         if not child.connected:
             child.backlog.append(frame)
             return True
@@ -122,7 +146,7 @@ class Supervisor:
         """Ends a child that still runs (SIGTERM, then SIGKILL), waits for it, removes the link's folder."""
         if self._task is not None and self._child is not None:
             await self._end(self._child, self._task)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
     # -- one child's life ----------------------------------------------------------
 
@@ -188,9 +212,9 @@ class Supervisor:
         lines = list(child.stderr)
         if exit_code != 0:
             self._save(lines)
-        self._owner.on_engine_exited(
-            child.incarnation, exit_code, signal_number, detail or "\n".join(lines[-_DETAIL_LINES:])
-        )
+        last_words = child.unsayable or detail or "\n".join(readable(line) for line in lines[-_DETAIL_LINES:])
+        code = "internal" if child.unsayable else ""
+        self._owner.on_engine_exited(child.incarnation, exit_code, signal_number, last_words, code)
 
     def _save(self, lines: list[str]) -> None:
         if self._crash_log is None or not lines:
@@ -209,14 +233,19 @@ class Supervisor:
         socket.setsockopt(zmq.SNDHWM, 10_000)
         socket.setsockopt(zmq.RCVHWM, 10_000)
         environment = _environment()
-        if self._use_tcp:
-            return socket, _bind_tcp(socket, environment), environment
-        prepare_folder(self._folder.parent)
-        prepare_folder(self._folder)
-        path = self._folder / f"engine-{incarnation}.sock"
+        try:
+            link = _bind_tcp(socket, environment) if self._use_tcp else self._bind_ipc(socket, incarnation)
+        except BaseException:
+            socket.close()
+            raise
+        return socket, link, environment
+
+    def _bind_ipc(self, socket: zmq.Socket[bytes], incarnation: int) -> str:
+        self._folder.take()
+        path = self._folder.path / f"engine-{incarnation}.sock"
         path.unlink(missing_ok=True)
         socket.bind(f"ipc://{path}")
-        return socket, f"ipc://{path}", environment
+        return f"ipc://{path}"
 
     def _send(self, child: _Child, frame: bytes) -> bool:
         try:
@@ -330,4 +359,17 @@ async def _read_lines(stream: asyncio.StreamReader, lines: deque[str]) -> None:
 def _keep(line: bytes, lines: deque[str]) -> None:
     text = line[:_LINE_BYTES].decode("utf-8", "replace").rstrip("\r")
     lines.append(text)
-    logger().debug("engine_stderr", line=text)
+    logger().debug("engine_stderr", line=readable(text))
+
+
+def readable(line: str) -> str:
+    """A line of the child for a log of our own: its JSON log lines as plain text, all else (asserts) as it is."""
+    try:
+        fields = json.loads(line) if line.startswith("{") else None
+    except (ValueError, RecursionError):
+        return line
+    if not isinstance(fields, dict) or "event" not in fields:
+        return line
+    head = f"{fields.pop('level', '')} {fields.pop('event')}".strip()
+    fields.pop("timestamp", None)
+    return " ".join([head, *(f"{name}={value}" for name, value in fields.items())])

@@ -71,8 +71,15 @@ def _open(config: LogConfig) -> TextIO:
     return open(config.file, "a", encoding="utf-8", buffering=1) if config.file else sys.stderr
 
 
+def readable(config: LogConfig, out: TextIO | None = None) -> bool:
+    """Whether the log is for people (a terminal) and not one JSON object a line."""
+    if out is None and config.file is not None:
+        return False
+    return not config.json and (out or sys.stderr).isatty()
+
+
 def _renderers(config: LogConfig, out: TextIO) -> list[structlog.typing.Processor]:
-    if not config.json and out.isatty():
+    if readable(config, out):
         return [structlog.dev.ConsoleRenderer(colors=True)]
     return [structlog.processors.JSONRenderer(sort_keys=False, default=repr)]
 

@@ -133,16 +133,17 @@ class Batcher:
             self._compute([self._active[one.seq_id] for one in chosen])
         self.settle(SETTLE_BUSY_BYTES)
 
-    def settle(self, max_bytes: int = SETTLE_IDLE_BYTES) -> None:
-        """Uploads wanted copies, at most that many bytes."""
+    def settle(self, max_bytes: int = SETTLE_IDLE_BYTES) -> bool:
+        """Uploads wanted copies, at most that many bytes. True: these were the last."""
         if not self._unsettled:
-            return
+            return False
         try:
             self._unsettled = self._runtime.device.settle(max_bytes)
         except DeviceError as error:
             self._unsettled = False
             logs.logger().warning("upload failed", code=error.code, error=str(error))
         self._meter.settled = not self._unsettled
+        return self._meter.settled
 
     def _ready(self, seq_id: int, generation: Generation) -> Ready:
         return Ready(seq_id, len(generation.next_tokens()), generation.turn, generation.request.priority)

@@ -89,6 +89,11 @@ class Channel:
         """From the decode thread. Never blocks."""
         self._near.send(_ENCODER.encode(message))
 
+    def report(self) -> None:
+        """From the decode thread: Stats go out now and not only when they are due."""
+        self._next_stats = 0.0
+        self._near.send(b"")
+
     def attach(self, target: BudgetTarget) -> None:
         """The device is open: budgets are carried out from now on, also one that came before."""
         self._target = target

@@ -20,12 +20,14 @@ from xlm_engine.batcher import Batcher
 from xlm_engine.channel import Channel, Message, Wake
 from xlm_engine.llama_log import LlamaLog
 from xlm_engine.meter import Meter
+from xlm_engine.pacer import Pacer
 from xlm_engine.policy import Batching, Policy
 from xlm_engine.prompt import Prompts
 from xlm_engine.runtime import Runtime, vocabulary_error
 from xlm_native import Device, build_info
 
 EXIT_FAILED: Final = 3
+_LONGEST_WAIT_S: Final = 0.5  # then a signal to stop is looked for
 _PROCESS: Final = psutil.Process()
 
 
@@ -68,6 +70,7 @@ class Engine:
 
     def __init__(self, endpoint: str, parent_pid: int) -> None:
         self._meter: Final = Meter()
+        self._pacer: Final = Pacer()
         self._log: Final = LlamaLog()
         self._device: Device | None = None
         self._runtime: Runtime | None = None
@@ -105,6 +108,7 @@ class Engine:
 
     def _next_message(self, timeout_s: float | None) -> Message | None:
         """The next one; None after ``timeout_s``. Stopped when it is time to end."""
+        self._meter.steps += 1
         if self._stopping:
             raise Stopped
         try:
@@ -131,6 +135,7 @@ class Engine:
 
         def report(fraction: float) -> bool:
             nonlocal last
+            self._meter.steps += 1
             if fraction - last >= 0.01 or fraction >= 1.0:
                 last = fraction
                 self._channel.send(link.Progress(stage=stage, fraction=fraction))
@@ -199,15 +204,21 @@ class Engine:
         self._backlog.clear()
         while True:
             self._channel.busy = batcher.has_work
-            idle = not batcher.has_work and not batcher.has_uploads
-            message = self._next_message(0.5 if idle else None)
+            message = self._next_message(self._patience_s(batcher))
             while message is not None:
                 self._handle(batcher, message)
                 message = self._next_message(None)
-            if batcher.has_work:
-                batcher.step()
-            else:
-                batcher.settle()
+            if not batcher.has_work:
+                if batcher.settle():
+                    self._channel.report()
+            elif not self._pacer.wait_ns():
+                self._pacer.step(batcher.step)
+
+    def _patience_s(self, batcher: Batcher) -> float:
+        """How long there is nothing to do but to wait for messages: idle, or between two paced steps."""
+        if batcher.has_work:
+            return min(_LONGEST_WAIT_S, self._pacer.wait_ns() / 1e9)
+        return 0.0 if batcher.has_uploads else _LONGEST_WAIT_S
 
     def _handle(self, batcher: Batcher, message: Message) -> None:
         match message:
@@ -219,6 +230,8 @@ class Engine:
                 batcher.set_schedule(message.schedule)
             case link.DropSession():
                 batcher.drop_session(message.session_id)
+            case link.SetPace():
+                self._pacer.set(message.duty, message.max_gap_ns)
             case link.Probe():
                 batcher.recover()
                 self._channel.send(self._stats())
@@ -238,6 +251,7 @@ class Engine:
             tokens_per_s=meter.tokens_per_s(),
             host_rss_bytes=_PROCESS.memory_info().rss,
             n_active=meter.n_active,
+            steps=meter.steps,
             settled=meter.settled,
             **values,
         )
@@ -263,8 +277,12 @@ class Engine:
             "schedule_id": stats["schedule_id"],
             "bytes_streamed": stats["bytes_streamed"],
             "device_lost": bool(stats["device_lost"]),
-            "detail": {**stats, "peak_used_bytes": memory.peak_used_bytes},
+            "detail": {**stats, "peak_used_bytes": memory.peak_used_bytes, **self._pace()},
         }
+
+    def _pace(self) -> dict[str, float]:
+        """The duty in force, and how long steps were held back for it since the engine started."""
+        return {"duty": self._pacer.duty, "paced_ns": self._pacer.idle_ns}
 
 
 def _discard(_value: object) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from xlm.errors import GenerationError
+from xlm_engine import gbnf_ambiguity
 
 MAX_TEXT: Final = 128 * 1024
 MAX_DEPTH: Final = 64
@@ -38,12 +39,14 @@ def _fail(message: str) -> GenerationError:
 
 
 @dataclass(slots=True)
-class _Item:
+class Item:
     kind: str  # "terminal", "ref", "group"
-    name: str = ""
-    alternates: list[list[_Item]] = field(default_factory=list)
+    name: str = ""  # of a terminal: as it is written
+    alternates: list[list[Item]] = field(default_factory=list)
     optional: bool = False
     size: int = 1
+    low: int = 1  # how often it stands there
+    high: int | None = 1  # None: any number
 
 
 class _Parser:
@@ -52,7 +55,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self.text: Final = text
         self.at = 0
-        self.rules: Final[dict[str, list[list[_Item]]]] = {}
+        self.rules: Final[dict[str, list[list[Item]]]] = {}
 
     def where(self) -> str:
         line = self.text.count("\n", 0, self.at) + 1
@@ -68,7 +71,7 @@ class _Parser:
             self.at = match.end()
         return match
 
-    def parse(self) -> dict[str, list[list[_Item]]]:
+    def parse(self) -> dict[str, list[list[Item]]]:
         self.skip(newlines=True)
         while self.at < len(self.text):
             self.rule()
@@ -87,7 +90,7 @@ class _Parser:
         if len(self.rules) > MAX_RULES:
             raise _fail(f"more than {MAX_RULES} rules")
 
-    def alternates(self, depth: int) -> list[list[_Item]]:
+    def alternates(self, depth: int) -> list[list[Item]]:
         if depth > MAX_DEPTH:
             raise _fail(f"nested more than {MAX_DEPTH} deep at {self.where()}")
         found = [self.sequence(depth)]
@@ -97,32 +100,32 @@ class _Parser:
             found.append(self.sequence(depth))
         return found
 
-    def sequence(self, depth: int) -> list[_Item]:
-        items: list[_Item] = []
+    def sequence(self, depth: int) -> list[Item]:
+        items: list[Item] = []
         while (item := self.item(depth)) is not None:
             self.skip(newlines=depth > 0)
             self.repetitions(item, depth)
             items.append(item)
         return items
 
-    def item(self, depth: int) -> _Item | None:
+    def item(self, depth: int) -> Item | None:
         if literal := self.take(_LITERAL):
-            return _Item("terminal", optional=len(literal[0]) == 2, size=len(literal[0]))
+            return Item("terminal", literal[0], optional=len(literal[0]) == 2, size=len(literal[0]))
         if chars := self.take(_CLASS):
             if chars[0] in ("[]", "[^]"):
                 raise _fail(f"empty character class at {self.where()}")
-            return _Item("terminal", size=len(chars[0]))
-        if self.take(_TOKEN):
-            return _Item("terminal")
+            return Item("terminal", chars[0], size=len(chars[0]))
+        if token := self.take(_TOKEN):
+            return Item("terminal", token[0])
         if name := self.take(_NAME):
-            return _Item("ref", name=name[0])
+            return Item("ref", name=name[0])
         return self.group_or_any(depth)
 
-    def group_or_any(self, depth: int) -> _Item | None:
+    def group_or_any(self, depth: int) -> Item | None:
         next_char = self.text[self.at : self.at + 1]
         if next_char == ".":
             self.at += 1
-            return _Item("terminal")
+            return Item("terminal", ".")
         if next_char == "(":
             self.at += 1
             self.skip(newlines=True)
@@ -130,24 +133,26 @@ class _Parser:
             if not self.text.startswith(")", self.at):
                 raise _fail(f"expected ')' at {self.where()}")
             self.at += 1
-            return _Item("group", alternates=alternates, size=sum(i.size for a in alternates for i in a) + 1)
+            return Item("group", alternates=alternates, size=sum(i.size for a in alternates for i in a) + 1)
         if next_char and next_char not in "|)\r\n":
             raise _fail(f"not understood at {self.where()}")
         return None
 
-    def repetitions(self, item: _Item, depth: int) -> None:
+    def repetitions(self, item: Item, depth: int) -> None:
         while True:
             sign = self.text[self.at : self.at + 1]
             if sign and sign in "*+?":
                 self.at += 1
                 item.optional |= sign != "+"
+                item.low = item.low if sign == "+" else 0
+                item.high = item.high if sign == "?" else None
             elif sign == "{":
                 self.braces(item)
             else:
                 return
             self.skip(newlines=depth > 0)
 
-    def braces(self, item: _Item) -> None:
+    def braces(self, item: Item) -> None:
         match = self.take(_BRACES)
         if match is None:
             raise _fail(f"expected {{n}}, {{n,}} or {{n,m}} at {self.where()}")
@@ -157,6 +162,8 @@ class _Parser:
             raise _fail(f"repetition {match[0]} has no meaning")
         item.size *= high
         item.optional |= low == 0
+        item.low *= low
+        item.high = None if item.high is None or (match[2] and not match[3]) else item.high * high
         if high > MAX_REPEAT or item.size > 64 * MAX_REPEAT:
             raise _fail(f"repetition {match[0]} is too large")
 
@@ -174,20 +181,22 @@ def check(text: str, root: str = "root") -> None:
         for missing in _references(alternates) - rules.keys():
             raise _fail(f"rule {name!r} uses {missing!r}, which is not defined")
     _check_left_edges(rules)
+    if ambiguous := gbnf_ambiguity.find(rules):
+        raise _fail(f"rule {ambiguous!r} is ambiguous: a short text can be read in too many ways")
 
 
-def _references(alternates: list[list[_Item]]) -> set[str]:
+def _references(alternates: list[list[Item]]) -> set[str]:
     found: set[str] = set()
     for item in (item for sequence in alternates for item in sequence):
         found |= {item.name} if item.kind == "ref" else _references(item.alternates)
     return found
 
 
-def _may_be_empty(alternates: list[list[_Item]], empty: set[str]) -> bool:
+def _may_be_empty(alternates: list[list[Item]], empty: set[str]) -> bool:
     return any(all(_item_empty(item, empty) for item in sequence) for sequence in alternates)
 
 
-def _item_empty(item: _Item, empty: set[str]) -> bool:
+def _item_empty(item: Item, empty: set[str]) -> bool:
     if item.optional:
         return True
     if item.kind == "ref":
@@ -195,7 +204,7 @@ def _item_empty(item: _Item, empty: set[str]) -> bool:
     return item.kind == "group" and _may_be_empty(item.alternates, empty)
 
 
-def _empty_rules(rules: dict[str, list[list[_Item]]]) -> set[str]:
+def _empty_rules(rules: dict[str, list[list[Item]]]) -> set[str]:
     """Names of the rules that can produce nothing: the least fixed point."""
     empty: set[str] = set()
     while True:
@@ -205,7 +214,7 @@ def _empty_rules(rules: dict[str, list[list[_Item]]]) -> set[str]:
         empty |= more
 
 
-def _left_references(alternates: list[list[_Item]], empty: set[str]) -> list[str]:
+def _left_references(alternates: list[list[Item]], empty: set[str]) -> list[str]:
     """References that can stand first, with repeats."""
     found: list[str] = []
     for sequence in alternates:
@@ -216,7 +225,7 @@ def _left_references(alternates: list[list[_Item]], empty: set[str]) -> list[str
     return found
 
 
-def _check_left_edges(rules: dict[str, list[list[_Item]]]) -> None:
+def _check_left_edges(rules: dict[str, list[list[Item]]]) -> None:
     """No left recursion, and not so many ways to begin that llama.cpp's own search for it never ends."""
     empty = _empty_rules(rules)
     edges = {name: _left_references(alternates, empty) for name, alternates in rules.items()}

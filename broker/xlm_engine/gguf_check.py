@@ -6,6 +6,7 @@ it says). Order: file, header, architecture, tokenizer, memory, completeness.
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Final
@@ -33,6 +34,7 @@ def check_file(path: str) -> Header:
         raise ModelError(f"{path} cannot be read: {error.strerror}", code="model_unreadable") from error
     _check_architecture(header)
     _check_tokenizer(header)
+    _check_numbers(header)
     return header
 
 
@@ -74,6 +76,26 @@ def _check_tokenizer(header: Header) -> None:
         length = value.length if isinstance(value, ArrayInfo) else len(value) if isinstance(value, list) else 0
         if length == 0:
             raise _missing(key)
+
+
+def _check_numbers(header: Header) -> None:
+    """Those that llama.cpp takes as they are, to compute nothing but NaN with them or to fail an assertion.
+
+    A missing one is llama.cpp's to judge: which are needed depends on the architecture.
+    """
+    arch = header.text("general.architecture")
+    key = f"{arch}.block_count"
+    if key in header.metadata and header.number(key) < 1:
+        raise _senseless(key, header.metadata[key], "at least 1")
+    for key, value in header.metadata.items():
+        if not (key.startswith(f"{arch}.") and key.endswith("epsilon")):
+            continue
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise _senseless(key, value, "a positive number")
+
+
+def _senseless(key: str, value: object, wanted: str) -> ModelError:
+    return ModelError(f"{key} is {value!r:.40}, but must be {wanted}", code="model_invalid")
 
 
 def _missing(key: str) -> ModelError:

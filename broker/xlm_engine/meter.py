@@ -18,6 +18,7 @@ class Meter:
         self.generated = 0
         self.prefilled = 0
         self.n_active = 0
+        self.steps = 0  # signs of life of the decode thread
         self.settled = True
         self._samples: Final[deque[tuple[float, int]]] = deque()
 

@@ -32,6 +32,8 @@ Logits = npt.NDArray[np.float32]
 
 _TOKEN_DATA: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 MAX_REPEAT_LAST_N: Final = 65536
+MIN_REPEAT_PENALTY: Final = 0.01  # logits are divided by it: below, they overflow
+MIN_TEMPERATURE: Final = 1e-6  # below, likewise; the choice is the largest logit's anyway
 
 
 def token_seed(seed: int, index: int) -> int:
@@ -44,10 +46,25 @@ def resolve_grammar(sampling: Sampling) -> str:
     """The GBNF to use, or empty. GenerationError if it is invalid or given twice."""
     if sampling.grammar and sampling.json_schema:
         raise GenerationError("give a grammar or a JSON schema, not both", code="sampling_invalid")
-    text = schema.to_gbnf(sampling.json_schema) if sampling.json_schema else sampling.grammar
-    if text:
-        gbnf.check(text)
-    return text
+    if sampling.json_schema:
+        return schema.to_gbnf(sampling.json_schema)
+    if sampling.grammar:
+        gbnf.check(sampling.grammar)
+    return sampling.grammar
+
+
+def effective_temperature(sampling: Sampling) -> float:
+    """0, greedy, also for a temperature too small to divide by."""
+    return sampling.temperature if sampling.temperature >= MIN_TEMPERATURE else 0.0
+
+
+def check_penalty(sampling: Sampling) -> None:
+    """GenerationError ``sampling_invalid`` for a repeat penalty that logits cannot be divided by."""
+    if not sampling.repeat_penalty >= MIN_REPEAT_PENALTY:
+        raise GenerationError(
+            f"repeat_penalty must be at least {MIN_REPEAT_PENALTY}, not {sampling.repeat_penalty}",
+            code="sampling_invalid",
+        )
 
 
 class Candidates:
@@ -104,10 +121,11 @@ class Sampler:
     def __init__(self, vocab: Any, candidates: Candidates, sampling: Sampling) -> None:
         self._vocab: Final = vocab
         self._candidates: Final = candidates
-        self._temperature: Final = sampling.temperature
+        self._temperature: Final = effective_temperature(sampling)
         self._seed: Final = sampling.seed if sampling.seed is not None else int.from_bytes(os.urandom(4), "little")
         self._index = 0
         self._owned: list[Any] = []
+        check_penalty(sampling)
         grammar = resolve_grammar(sampling)
         try:
             self._penalties: Final = self._make_penalties(sampling)
@@ -142,14 +160,14 @@ class Sampler:
         return self._own(native, "grammar")
 
     def _make_shape(self, sampling: Sampling) -> list[Any]:
-        if sampling.temperature == 0.0:
+        if self._temperature == 0.0:
             return []
         chain = [C.llama_sampler_init_top_k(sampling.top_k)] if sampling.top_k else []
         if sampling.top_p < 1.0:
             chain.append(C.llama_sampler_init_top_p(sampling.top_p, 1))
         if sampling.min_p > 0.0:
             chain.append(C.llama_sampler_init_min_p(sampling.min_p, 1))
-        chain.append(C.llama_sampler_init_temp(sampling.temperature))
+        chain.append(C.llama_sampler_init_temp(self._temperature))
         return [self._own(native, "sampling") for native in chain]
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from typing import Final
 
 GENERATED: Final = 1 << 30  # computed in a step of its own
 RUN_START: Final = 1 << 29  # first token of a given run
-TURN_START: Final = 1 << 28  # first token of a user turn: where a context shift may cut
+TURN_START: Final = 1 << 28  # first token of a user turn, where a shift may cut; the first of all ends the head
 TOKEN_MASK: Final = (1 << 28) - 1
 
 
@@ -44,10 +44,13 @@ def given_run(tokens: Sequence[int], turn_at: int | None = None) -> list[int]:
 
 
 def regiven(flagged: Sequence[int]) -> list[int]:
-    """The same tokens as one given run (after a shift they are computed again); turn marks stay."""
+    """The tail of a shift as one given run, to be computed again; turn marks stay.
+
+    It begins with one even if the cut was inside an answer: behind the head stands a mark, always.
+    """
     run = [value & (TOKEN_MASK | TURN_START) for value in flagged]
     if run:
-        run[0] |= RUN_START
+        run[0] |= RUN_START | TURN_START
     return run
 
 

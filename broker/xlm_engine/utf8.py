@@ -23,10 +23,6 @@ class Utf8Stream:
     def feed(self, data: bytes) -> str:
         return self._decoder.decode(data)
 
-    def finish(self) -> str:
-        """What is left: an unfinished character comes out as U+FFFD."""
-        return self._decoder.decode(b"", final=True)
-
     @property
     def pending(self) -> bool:
         """Whether a character has begun and is not finished."""
@@ -110,9 +106,7 @@ class AnswerText:
         return self._release(count, self._end(count)) if self._end(count) > self._end(self._released) else Part("", [])
 
     def finish(self) -> Part:
-        """Everything that is left, when no token follows."""
-        if not self.stopped:
-            self._text += self._decoder.finish()
+        """Everything that is left, when no token follows. Bytes of a character that never got whole are no text."""
         return self._release(len(self._tokens), len(self._text))
 
     def skip(self) -> None:

@@ -211,6 +211,8 @@ class Connection:
     _restoring: set[int] = field(default_factory=set)
     _ids: Any = field(default_factory=lambda: itertools.count(1))
     _hello_id: int = 0
+    _report_id: int = 0  # of the last frame report
+    _takes_reports: bool = True  # a broker of before them says it does not know them
     _cause: str = field(default_factory=lambda: secrets.token_hex(3))
 
     # -- events ------------------------------------------------------------------
@@ -226,6 +228,14 @@ class Connection:
             call.fail(self.absence())
             return []
         return self._say(call) if isinstance(call, Stream) else self._request(call)
+
+    def report(self, frames: messages.Frame) -> list[Action]:
+        """Never answered, and worth nothing later: left out where there is no connection."""
+        if self.phase is not Phase.READY or not self._takes_reports:
+            return []
+        send = self._send(frames)
+        self._report_id = frames.id
+        return [send]
 
     def cancel(self, stream: Stream) -> list[Action]:
         """The user wants no more of this answer; it ends with DONE, which may come any time."""
@@ -384,7 +394,7 @@ class Connection:
         again = bool(self.lease_id)
         self.lease_id, self.version, self.broker_version = message.lease_id, message.version, message.broker_version
         self.timing.welcome(now, message)
-        self.phase, self.trouble = Phase.RESTORING, ""
+        self.phase, self.trouble, self._takes_reports = Phase.RESTORING, "", True
         actions = self._restore()
         if again:
             self._notice("reconnected", "connected to the broker again", resumed=message.resumed)
@@ -440,6 +450,8 @@ class Connection:
         error = errors.from_code(message.code, message.message, hint=message.hint, minimum_bytes=message.minimum_bytes)
         if message.id == self._hello_id and self.phase is Phase.CONNECTING:
             return self._hello_refused(error)
+        if message.id == self._report_id:
+            self._takes_reports = message.code != "unknown_type"
         actions = self._failed(message.id, error)
         if message.code in _LEASE_CODES:
             actions += self.lost(now, error.message)

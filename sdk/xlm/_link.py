@@ -21,6 +21,7 @@ from typing import Final
 import zmq
 
 from xlm._base import Action, Call, Connection, Dial, Phase, Stream
+from xlm._frames import FrameReports, Sample
 from xlm._transport import Socket, Waker
 from xlm.errors import BrokerError, ProtocolError
 from xlm.protocol.endpoints import Endpoint
@@ -51,6 +52,7 @@ class Link:
         self._socket = Socket(endpoint, server_key)
         self._waker = Waker()
         self._outbox: deque[bytes] = deque()
+        self._frames = FrameReports()
         self._abandoned: deque[Stream] = deque()  # appended to without the lock, by destructors
         self._stopping = False
         self._pid = os.getpid()
@@ -62,14 +64,27 @@ class Link:
 
     def submit(self, call: Call) -> Call:
         """Sends a request; the call tells when it is done. Raises BrokerError (``overloaded``), ProtocolError."""
-        if os.getpid() != self._pid:
-            raise ProtocolError("a client does not survive fork()", code="not_connected", hint="connect in the child")
+        self._check_process()
         with self.changed:
             if len(self._outbox) >= _MAX_OUTBOX:
                 raise BrokerError("the broker does not read what it is sent", code="overloaded")
             self._carry_out(self.connection.submit(call))
         self._waker.wake()
         return call
+
+    def report_frame(self, sample: Sample) -> None:
+        """Counts a frame, and sends what has come together when it is time. Raises ProtocolError after a fork."""
+        self._check_process()
+        with self.changed:
+            report = self._frames.add(sample, time.monotonic())
+            actions = self.connection.report(report) if report and len(self._outbox) < _MAX_OUTBOX else []
+            self._carry_out(actions)
+        if actions:
+            self._waker.wake()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ProtocolError("a client does not survive fork()", code="not_connected", hint="connect in the child")
 
     def cancel(self, stream: Stream) -> None:
         """Asks for the end of an answer. Takes no lock and never blocks: destructors call it, at any moment."""

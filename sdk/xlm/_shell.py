@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from xlm._base import Call, Connection, Conversation, Identity, Phase, Stream
+from xlm._frames import Pacing, Sample
 from xlm._link import Link
 from xlm._requests import SayOptions, say
 from xlm._version import __version__
@@ -65,6 +66,19 @@ class BaseClient:
     @property
     def broker_version(self) -> str:
         return self._connection.broker_version
+
+    def report_frame(
+        self, frame_ns: int, target_ns: int = 16_666_667, *, gpu_ns: int = 0, pacing: Pacing = "steps"
+    ) -> None:
+        """One frame of the game took ``frame_ns``, begin to begin, and may take ``target_ns``; for every frame.
+
+        The broker then slows its steps down to hold the target (``pacing="steps"``), takes less of the device too
+        where that does not do ("shrink"), or only looks on ("off"). ``gpu_ns``: the frame's time on the GPU, if known.
+
+        Never blocks and waits for nothing (no ``await`` either): frames are summed up and sent ten times a second,
+        and dropped while there is no connection. Thread-safe. Raises RequestError (``bad_request``).
+        """
+        self._link.report_frame(Sample(frame_ns, target_ns, gpu_ns, pacing))
 
     def notices(self) -> list[Notice]:
         """Takes the notices that have come since the last call, oldest first, without waiting.

@@ -327,6 +327,9 @@ class FakeBroker:
     def _on_ping(self, lease: _Lease, request: messages.Ping) -> None:
         self._send(lease.peer, messages.Pong(), request)
 
+    def _on_frame(self, lease: _Lease, request: messages.Frame) -> None:
+        """Never answered; ``requests`` has them."""
+
     def _on_goodbye(self, lease: _Lease, _: messages.Goodbye) -> None:
         memory = self._memory
         memory.leases = {key: other for key, other in memory.leases.items() if other is not lease}

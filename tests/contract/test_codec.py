@@ -48,6 +48,15 @@ SAMPLES: dict[str, dict[str, Any]] = {
     },
     "cancel": {"say_id": 7},
     "get_status": {},
+    "frame": {
+        "frames": 6,
+        "mean_ms": 16.9,
+        "max_ms": 33.3,
+        "target_ms": 16.7,
+        "gpu_ms": 9.5,
+        "over_target": 2,
+        "pacing": "shrink",
+    },
     "welcome": {
         "version": 1,
         "lease_id": "l",

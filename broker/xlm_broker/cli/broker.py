@@ -116,6 +116,9 @@ def run(
     heartbeat_ms: Annotated[
         float, _option("--heartbeat-ms", "A client's lease ends after three missed heartbeats.")
     ] = _DEFAULTS["heartbeat_ms"],
+    pace_min_duty: Annotated[
+        float, _option("--pace-min-duty", "The share of time generation keeps while a game's frames are late.")
+    ] = _DEFAULTS["pace_min_duty"],
     max_clients: Annotated[int, _option("--max-clients", "Connections at once.")] = _DEFAULTS["max_clients"],
     engine_command: Annotated[str, _option("--engine-command", "", hidden=True)] = "",
     version: Annotated[
@@ -137,6 +140,9 @@ def serve(options: Options) -> int:
 
 
 def _serve(config: Config) -> int:
+    from xlm_broker.ready import ReadyFile
+
+    ReadyFile(config.ready_file, "").clear_stale()  # before whoever started us can take it for ours
     from xlm_broker import telemetry  # these take a while to import, and wrong options should be told at once
     from xlm_broker.driver import Driver
 

@@ -29,9 +29,11 @@ class Answer:
     seq: int = 0  # of the next TOKENS
     delivered: list[int] = field(default_factory=list)  # token ids, for replay
     sent: bool = False  # to the engine that runs now
+    sent_ns: int = 0
     cancelled: bool = False
     broken: bool = False  # tokens may be missing on the client's side: it gets no more of them, only the end
     deaths: int = 0
+    moving: bool = False  # the engine that runs now has said something of it
 
 
 class Answers:
@@ -119,7 +121,9 @@ class Answers:
 
     def _generate(self, answer: Answer) -> None:
         request, session = answer.request, answer.session
-        answer.sent = True
+        if self.oldest_sent is None:  # from here on it has to get on
+            self._engine.heard_ns = self._core.now_ns
+        answer.sent, answer.sent_ns = True, self._core.now_ns
         self._core.to_engine(
             link.Generate(
                 gen_id=answer.gen_id,
@@ -143,7 +147,7 @@ class Answers:
         answer = self.live.get(piece.gen_id)
         if answer is None or not answer.sent:
             return
-        answer.deaths = 0
+        answer.deaths, answer.moving = 0, True
         answer.delivered.extend(piece.token_ids)
         if answer.client is not None and not answer.broken and not self._merged(answer, piece):
             self._tokens(answer, piece)
@@ -174,12 +178,25 @@ class Answers:
             self._fail(answer, from_code(report.code, report.message, hint=report.hint))
 
     def engine_dead(self) -> None:
+        if self._engine.hung:
+            self._fail_hung()
         for answer in list(self.live.values()):
             if answer.sent:
-                answer.sent, answer.deaths = False, answer.deaths + 1
+                answer.sent, answer.moving, answer.deaths = False, False, answer.deaths + 1
             if answer.deaths >= MAX_DEATHS:
                 text = f"the engine died {answer.deaths} times under this request"
                 self._fail(answer, from_code("engine_failed", text))
+
+    def _fail_hung(self) -> None:
+        """The answer it stood still over is not tried again: the oldest that never came to a token, else the oldest.
+
+        What was sent after the last sign of life was never begun.
+        """
+        sent = [a for a in self.live.values() if a.sent and a.sent_ns <= self._engine.heard_ns]
+        if not sent:
+            return
+        suspect = next((answer for answer in sent if not answer.moving), sent[0])
+        self._fail(suspect, from_code("engine_failed", "the engine stood still over this request and was killed"))
 
     def fail_all(self, error: XlmError) -> None:
         for answer in list(self.live.values()):

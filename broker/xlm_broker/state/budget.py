@@ -15,6 +15,7 @@ class Wishes:
     caps: tuple[int, ...] = ()
     reservations: tuple[int, ...] = ()
     spoken: bool = False  # any live lease has sent set_budget or reserve
+    frame_limit_bytes: int | None = None  # what frame pacing leaves, where a game allowed it to shrink
 
     @property
     def reserved_bytes(self) -> int:
@@ -35,7 +36,7 @@ class Effective:
     """The budget and which limit decided it."""
 
     bytes: int
-    limited_by: str  # device | reservation | cap | max | os | fixed | idle | spill
+    limited_by: str  # device | reservation | cap | max | os | fixed | idle | spill | frame
 
 
 def effective(settings: BudgetSettings, card: Card, wishes: Wishes) -> Effective:
@@ -58,7 +59,15 @@ def _optional(settings: BudgetSettings, card: Card, wishes: Wishes) -> Iterable[
         yield "os", card.total_bytes - settings.headroom_bytes - card.foreign_bytes
     if card.spill_limit_bytes is not None:
         yield "spill", card.spill_limit_bytes
+    if wishes.frame_limit_bytes is not None:
+        yield "frame", wishes.frame_limit_bytes
     if settings.mode == "fixed" and settings.fixed_bytes is not None:
         yield "fixed", settings.fixed_bytes
     if settings.mode == "game" and not wishes.spoken:
         yield "idle", settings.idle_bytes
+
+
+def mib(size_bytes: int, *, up: bool = False) -> str:
+    """For people, in MiB. ``up``: rounded up, so that who asks for what a message says has enough."""
+    hundredths = -(-size_bytes * 100 // (1 << 20)) if up else size_bytes * 100 // (1 << 20)
+    return f"{hundredths / 100:.2f} MiB"

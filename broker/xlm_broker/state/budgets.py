@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from xlm.errors import BudgetError, XlmError, from_code
 from xlm.protocol import link, messages
 
-from .budget import Card, Effective, Wishes, effective
+from .budget import Card, Effective, Wishes, effective, mib
 from .core import BudgetRequest, Client, Core
 from .engine import Engine, Problem
 from .ports import Planner
@@ -43,6 +43,7 @@ class Budgets:
         self.reported_total_bytes: int | None = None
         self.foreign_bytes: int | None = None
         self.spill_limit_bytes: int | None = None
+        self.frame_limit_bytes: int | None = None
         self.current = Effective(0, "device")
         self.changed = False  # by the last arbitrate(): a new order went to the engine
 
@@ -91,7 +92,7 @@ class Budgets:
     def _why_infeasible(self, found: Effective, minimum: int) -> str:
         if self._engine.lost or (self._engine.ready and not self.card().total_bytes):
             return "there is no usable device"
-        return f"{found.bytes} bytes (limited by {found.limited_by}) are below the minimum of {minimum}"
+        return f"{mib(found.bytes)} (limited by {found.limited_by}) are below the minimum of {mib(minimum, up=True)}"
 
     def unusable(self, loaded: link.Loaded) -> Problem | None:
         """Why a broker that has to use the device cannot: no device, or a fixed budget below the minimum."""
@@ -110,6 +111,7 @@ class Budgets:
             caps=tuple(c.cap_bytes for c in clients if c.cap_bytes is not None),
             reservations=tuple(c.reserved_bytes for c in clients if c.reserved_bytes),
             spoken=any(c.speaks_budget for c in clients),
+            frame_limit_bytes=self.frame_limit_bytes,
         )
 
     def card(self) -> Card:
@@ -256,7 +258,7 @@ class Budgets:
             before, client.told_bytes = client.told_bytes, self.granted_bytes
             if before is not None and before != self.granted_bytes:
                 detail = {"granted_bytes": self.granted_bytes, "limited_by": self.current.limited_by}
-                text = f"the model may use {self.granted_bytes} bytes"
+                text = f"the model may use {mib(self.granted_bytes)}"
                 notice = messages.Notice(cause=self._core.cause, kind="budget_changed", text=text, detail=detail)
                 self._core.send(client.identity, notice)
 

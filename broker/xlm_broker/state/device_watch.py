@@ -79,13 +79,17 @@ class DeviceWatch:
 
     # -- what the engine counts -------------------------------------------------------
 
-    def stats(self, stats: link.Stats, budget_bytes: int, card: Card) -> None:
+    def stats(self, stats: link.Stats, budget_bytes: int, card: Card, *, slowed: bool = False) -> None:
+        """``slowed``: on purpose (frame pacing), so that the rate of tokens tells nothing of the driver."""
         self._engine.stats, self._engine.rss_bytes = stats, stats.host_rss_bytes
         if stats.device_lost and not self._engine.lost:
             self._lose("device_lost", "the device is lost; generation goes on on the CPU")
         elif not stats.device_lost and self._engine.lost and self._probed:
             self._restore()
-        self._watch_rate(stats, budget_bytes, card)
+        if slowed:
+            self._strikes = 0
+        else:
+            self._watch_rate(stats, budget_bytes, card)
 
     def loaded(self) -> None:
         self._rates.clear()

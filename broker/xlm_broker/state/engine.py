@@ -48,9 +48,21 @@ class Engine:
     restarts: int = 0
     problem: Problem | None = None  # of the last death; final in phase "failed"
     since_ns: int = 0  # of the phase
-    heard_ns: int = 0  # last message
+    heard_ns: int = 0  # last sign that it gets on with its work
+    steps: int = 0  # by its last Stats
+    hung: bool = False  # killed because it stood still over an answer
     token_ns: int | None = None  # last generated token: health means generating one
     rss_bytes: int = 0
+
+    @property
+    def state(self) -> str:
+        """For status: starting, loading, ready, restarting, failed or stopped."""
+        match self.phase:
+            case "loading" | "ready" | "failed":
+                return self.phase
+            case "stopping" | "stopped":
+                return "stopped"
+        return "restarting" if self.restarts or self.phase == "killing" else "starting"
 
     @property
     def ready(self) -> bool:

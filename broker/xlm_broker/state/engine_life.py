@@ -2,8 +2,8 @@
 
 spawn -> Started -> Start -> Progress ... -> Loaded -> budget, schedule, answers.
 A death is followed by a restart with back-off; five in a row without a single
-generated token between them, or a fault of the model file, and it is given up.
-The broker stays up and says why.
+generated token between them, a fault of the model file, or a device that was
+never there, and it is given up. The broker stays up and says why.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ from dataclasses import dataclass
 from xlm.errors import CODES, XlmError, from_code
 from xlm.protocol import link
 
-from .actions import KillEngine, SpawnEngine, StopBroker
+from .actions import KillEngine, Level, SpawnEngine, StopBroker
 from .core import Core
 from .engine import Engine, Phase, Problem
 from .events import EngineExited
+
+LOADING_LOG_NS = 2_000_000_000  # between two log lines about the same stage of loading
+_HUNG = "it stands still while generating"
+_KILLED = (9, 15)  # SIGKILL, SIGTERM: from outside, and no sign of a crash
 
 
 @dataclass(slots=True)
@@ -38,6 +42,8 @@ class EngineLife:
         self._spawn_ns: int | None = None
         self._stop_reason = ""
         self._retry = False  # once the failed process is gone
+        self._load_crashes = 0  # in a row
+        self._told: tuple[str, int] = ("", 0)  # the stage of loading last logged, and when
 
     def _enter(self, phase: Phase) -> None:
         self._engine.phase, self._engine.since_ns = phase, self._core.now_ns
@@ -50,7 +56,9 @@ class EngineLife:
         self._engine.incarnation += 1
         self._engine.alive, self._engine.heard_ns = True, self._core.now_ns
         self._engine.stats, self._engine.lost = None, False
+        self._engine.steps, self._engine.hung, self._engine.stage = 0, False, ""
         self._spawn_ns = None
+        self._told = "", self._core.now_ns
         self._enter("spawning")
         self._core.do(SpawnEngine(self._engine.incarnation))
 
@@ -60,16 +68,24 @@ class EngineLife:
 
     def message(self, message: link.FromEngine) -> None:
         """Messages that concern the life itself; called for the running incarnation only."""
-        self._engine.heard_ns = self._core.now_ns
+        if self._gets_on(message):
+            self._engine.heard_ns = self._core.now_ns
         match message:
             case link.Started():
                 self._started(message)
             case link.Progress():
-                self._engine.stage, self._engine.fraction = message.stage, message.fraction
+                self._progressed(message)
             case link.Loaded():
                 self._loaded(message)
             case link.Failed():
                 self._failed(message)
+
+    def _gets_on(self, message: link.FromEngine) -> bool:
+        """Whether the thread that computes has moved. Budgets and Stats are another thread's: it outlives a hang."""
+        if not isinstance(message, link.Stats):
+            return not isinstance(message, (link.Released, link.ScheduleApplied))
+        moved, self._engine.steps = message.steps != self._engine.steps, message.steps
+        return moved
 
     def _started(self, message: link.Started) -> None:
         if self._engine.phase != "spawning":
@@ -79,6 +95,13 @@ class EngineLife:
         # Budget 0: while it loads the engine holds no device memory, so no reclaim has to wait for a load.
         settings = self._core.settings
         self._core.to_engine(link.Start(device=settings.device, model=settings.model, budget_bytes=0))
+
+    def _progressed(self, message: link.Progress) -> None:
+        self._engine.stage, self._engine.fraction = message.stage, message.fraction
+        stage, since_ns = self._told
+        if message.stage != stage or self._core.now_ns - since_ns >= LOADING_LOG_NS:
+            self._told = message.stage, self._core.now_ns
+            self._core.log("info", "engine_loading", stage=message.stage, percent=round(100 * message.fraction))
 
     def _loaded(self, message: link.Loaded) -> None:
         if self._engine.phase != "loading":
@@ -99,20 +122,28 @@ class EngineLife:
     # -- death ----------------------------------------------------------------------
 
     def _failed(self, message: link.Failed) -> None:
-        self._engine.problem = Problem(message.code, message.message, message.hint)
-        self._core.log("error", "engine_failed", code=message.code, message=message.message)
-        if self._engine.phase == "loading" and _final(message.code):
+        self._engine.problem = problem = Problem(message.code, message.message, message.hint)
+        if self._engine.phase == "loading" and self._final(message.code):
             self._give_up()
-        self.kill(f"it failed: {message.code}", self._engine.problem)
+        else:
+            self._core.log("error", "engine_failed", **_described(problem))
+        self.kill(f"it failed: {message.code}", problem, asked=True)
 
-    def kill(self, reason: str, problem: Problem | None = None) -> None:
-        """Ends a process that cannot go on; what it held counts as held until its exit is reported."""
+    def _final(self, code: str) -> bool:
+        """A device that was never found is not waited for; one that is missing after a restart may come back."""
+        return _final(code) or (code == "device_not_found" and self._engine.model is None)
+
+    def kill(self, reason: str, problem: Problem | None = None, *, asked: bool = False) -> None:
+        """Ends a process that cannot go on; what it held counts as held until its exit is reported.
+
+        ``asked``: by itself, it ends anyway, and what there is to say of it was logged.
+        """
         if not self._engine.alive:
             return
         if self._engine.phase not in ("failed", "stopping", "killing"):
             self._engine.problem = problem or Problem("engine_restarting", f"the engine was killed: {reason}")
             self._enter("killing")
-        self._core.log("warning", "engine_killed", reason=reason)
+        self._core.log("debug" if asked else "warning", "engine_killed", reason=reason)
         self._core.do(KillEngine(self._engine.incarnation, reason))
 
     def exited(self, event: EngineExited) -> None:
@@ -120,7 +151,7 @@ class EngineLife:
             return
         engine = self._engine
         engine.alive, engine.pid, engine.stats, engine.lost = False, 0, None, False
-        self._core.log("warning", "engine_exited", code=event.exit_code, signal=event.signal, detail=event.detail)
+        self._log_exit(event)
         self._hooks.dead()
         if engine.phase == "stopping":
             self._stopped()
@@ -129,14 +160,26 @@ class EngineLife:
         elif self._retry:
             self.retry()
 
+    def _log_exit(self, event: EngineExited) -> None:
+        """Its last words only where nothing else has told why it ended."""
+        engine = self._engine
+        told = engine.phase == "killing" and engine.problem is not None and engine.problem.code != "engine_restarting"
+        expected = told or engine.phase == "failed" or (engine.phase == "stopping" and event.exit_code == 0)
+        words = {} if expected or not event.detail else {"last_words": event.detail.splitlines()}
+        level: Level = "info" if expected else "warning"
+        self._core.log(level, "engine_exited", code=event.exit_code, signal=event.signal, **words)
+
     def _after_death(self, event: EngineExited) -> None:
         engine = self._engine
         engine.failures += 1
+        self._load_crashes = self._load_crashes + 1 if self._crashed_loading(event) else 0
         if engine.phase != "killing" or engine.problem is None:
             engine.problem = Problem("engine_restarting", _obituary(event))
+        if event.code:
+            engine.problem = Problem(event.code, event.detail)
         text = engine.problem.message
         self._enter("down")
-        if engine.failures >= self._core.settings.max_engine_failures:
+        if event.code or engine.failures >= self._core.settings.max_engine_failures:
             return self._give_up()
         timing = self._core.settings.timing
         wait_ns = min(timing.restart_first_ns << (engine.failures - 1), timing.restart_max_ns)
@@ -145,16 +188,33 @@ class EngineLife:
         self._core.notify("engine_restarting", text, attempt=engine.failures, wait_ms=wait_ns / 1e6)
         return None
 
+    def _crashed_loading(self, event: EngineExited) -> bool:
+        """A crash of its own while it reads the model: not a kill, and not while it opens the device."""
+        engine = self._engine
+        return engine.phase == "loading" and engine.stage != "device" and event.signal not in (0, *_KILLED)
+
     def _give_up(self) -> None:
         problem = self._engine.problem or Problem("engine_failed", "the engine has failed")
-        if not _final(problem.code) and problem.code == "engine_restarting":
-            text = f"the engine died {self._engine.failures} times in a row; last: {problem.message}"
-            problem = Problem("engine_failed", text)
+        if problem.code == "engine_restarting":
+            problem = self._verdict(problem)
         self._engine.problem, self._spawn_ns = problem, None
         self._enter("failed")
-        self._core.log("error", "engine_given_up", code=problem.code, message=problem.message)
+        self._core.log("error", "engine_given_up", **_described(problem), next=self._outlook(problem))
         self._core.notify("engine_failed", problem.message, code=problem.code)
         self._hooks.failed(problem.error())
+
+    def _verdict(self, last: Problem) -> Problem:
+        failures = self._engine.failures
+        if failures and self._load_crashes == failures:
+            text = f"llama.cpp crashed {failures} times in a row while it loaded this model; last: {last.message}"
+            return Problem("model_invalid", text)
+        return Problem("engine_failed", f"the engine died {failures} times in a row; last: {last.message}")
+
+    def _outlook(self, problem: Problem) -> str:
+        path = self._core.settings.model.path
+        if _of_model(problem.code):
+            return f"the broker stays up, and loads {path} as soon as that file appears or changes"
+        return "the broker stays up and refuses to generate until it is started again"
 
     def retry(self) -> None:
         """The model's file is another one now: a fault of the old one is no longer final."""
@@ -163,7 +223,7 @@ class EngineLife:
             return
         self._retry = self._engine.alive
         if not self._engine.alive:
-            self._engine.failures = 0
+            self._engine.failures = self._load_crashes = 0
             self._enter("down")
             self.spawn()
 
@@ -193,6 +253,7 @@ class EngineLife:
             self.spawn()
         deadline = self._patience(release_deadline_ns, generating)
         if deadline is not None and deadline[0] <= self._core.now_ns:
+            self._engine.hung = self._engine.hung or deadline[1] == _HUNG
             self.kill(deadline[1])
             self._engine.since_ns = self._core.now_ns  # a kill that is not answered is repeated, not spun on
 
@@ -216,7 +277,7 @@ class EngineLife:
             candidates.append((release_deadline_ns, "it does not release memory"))
         if generating:
             patience = self._core.settings.timing.hang_patience_ns
-            candidates.append((self._engine.heard_ns + patience, "it is silent while generating"))
+            candidates.append((self._engine.heard_ns + patience, _HUNG))
         return min(candidates, default=None)
 
     def next_deadline_ns(self, release_deadline_ns: int | None, generating: bool) -> int | None:
@@ -244,6 +305,12 @@ def _final(code: str) -> bool:
 def _of_model(code: str) -> bool:
     known = CODES.get(code)
     return known is not None and known.error.fault == "model"
+
+
+def _described(problem: Problem) -> dict[str, str]:
+    """For the log: what clients are told, with the hint that belongs to the code."""
+    error = problem.error()
+    return {"code": error.code, "message": error.message, "hint": error.hint}
 
 
 def _obituary(event: EngineExited) -> str:

@@ -93,6 +93,7 @@ class EngineExited:
     exit_code: int | None = None
     signal: int = 0
     detail: str = ""  # for people: last lines of stderr, or why it could not start
+    code: str = ""  # of xlm.errors, where another start would end the same way
 
 
 @dataclass(frozen=True, slots=True)

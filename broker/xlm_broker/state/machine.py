@@ -39,6 +39,7 @@ from .events import (
     Tick,
 )
 from .leases import Leases
+from .pacing import Pacing
 from .ports import Planner
 from .schedules import Schedules
 from .sessions import Sessions
@@ -57,6 +58,7 @@ class Machine:
         self._answers = Answers(self._core, self._engine)
         self._sessions = Sessions(self._core, self._engine, lambda session, tell: self._answers.abandon(session, tell))
         self._watch = DeviceWatch(self._core, self._engine)
+        self._pacing = Pacing(self._core)
         self._leases = Leases(self._core, self._lease_ended, self._lease_moved)
         self._life = EngineLife(
             self._core,
@@ -65,7 +67,14 @@ class Machine:
         )
         self._started_ns: int | None = None
         self._status = StatusReport(
-            self._core, self._engine, self._budgets, self._schedules, self._sessions, self._answers, self._watch
+            self._core,
+            self._engine,
+            self._budgets,
+            self._schedules,
+            self._sessions,
+            self._answers,
+            self._watch,
+            self._pacing,
         )
 
     # -- the interface --------------------------------------------------------------
@@ -78,7 +87,9 @@ class Machine:
         self._pass_time()
         self._dispatch(event)
         self._leases.drop_overflowed()
+        self._pacing.note(self._generating)
         self._arbitrate()
+        self._pacing.order(self._engine.ready)
         self._leases.drop_overflowed()
         if isinstance(event, Tick) and not self._budgets.changed:
             self._schedules.pass_time()
@@ -91,6 +102,7 @@ class Machine:
             self._sessions.next_deadline_ns(),
             self._schedules.next_deadline_ns() if self._engine.ready else None,
             self._watch.next_deadline_ns(),
+            self._pacing.next_deadline_ns(),
             self._life.next_deadline_ns(self._budgets.impatient_at_ns(), self._generating),
         )
         return min((at for at in times if at is not None), default=None)
@@ -108,6 +120,7 @@ class Machine:
         self._answers.validate(self._sessions)
         self._life.validate()
         self._watch.validate()
+        self._pacing.validate()
 
     # -- stages ---------------------------------------------------------------------
 
@@ -119,6 +132,7 @@ class Machine:
         self._leases.pass_time()
         self._sessions.pass_time()
         self._watch.pass_time()
+        self._pacing.pass_time()
         self._life.pass_time(self._budgets.impatient_at_ns(), self._generating)
 
     def _dispatch(self, event: Event) -> None:
@@ -165,6 +179,7 @@ class Machine:
         budgets.reported_total_bytes = watch.reported_total_bytes
         budgets.foreign_bytes = watch.foreign_bytes
         budgets.spill_limit_bytes = watch.spill_limit_bytes
+        budgets.frame_limit_bytes = self._pacing.limit_bytes
         if watch.recommand:
             budgets.restart()
         budgets.arbitrate()
@@ -194,6 +209,8 @@ class Machine:
                 self._budgets.set_budget(client, request)
             case messages.Reserve():
                 self._budgets.reserve(client, request)
+            case messages.Frame():
+                self._pacing.report(client, request, self._budgets.current.bytes)
             case messages.GetStatus():
                 status = self.status(self._core.now_ns)
                 status.id, status.cause = request.id, self._core.cause
@@ -216,10 +233,12 @@ class Machine:
                 self._core.fail(client.identity, request.id, from_code("unknown_type", text))
 
     def _lease_ended(self, client: Client, keep_sessions: bool) -> None:
+        self._pacing.lease_ended(client)
         self._answers.lease_ended(client)
         self._sessions.lease_ended(client, keep_sessions)
 
     def _lease_moved(self, client: Client, old: bytes) -> None:
+        self._pacing.lease_moved(client, old)
         self._answers.lease_moved(client, old)
         self._sessions.lease_moved(old, client.identity)
 
@@ -247,13 +266,15 @@ class Machine:
                 self._answers.generation_failed(message)
             case link.Stats():
                 self._budgets.measured(message)
-                self._watch.stats(message, self._budgets.current.bytes, self._budgets.card())
+                budgets, slowed = self._budgets, self._pacing.slows
+                self._watch.stats(message, budgets.current.bytes, budgets.card(), slowed=slowed)
 
     def _acceptable(self, loaded: link.Loaded) -> Problem | None:
         return self._budgets.unusable(loaded) if self._core.settings.require_device else None
 
     def _engine_loaded(self) -> None:
         """Budget, then schedule, then what waits to be answered."""
+        self._pacing.engine_loaded()
         self._watch.loaded()
         self._watch.replan = False  # planned right here
         self._budgets.restart()

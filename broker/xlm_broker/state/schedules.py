@@ -122,6 +122,14 @@ class Schedules:
             self.rejection = report.message
             self._core.log("error", "schedule_rejected", schedule_id=report.schedule_id, message=report.message)
 
+    def settled(self, budget_bytes: int) -> bool:
+        """Whether the engine works by the last plan, that is the one for this budget, and has uploaded what it asks."""
+        stats = self._engine.stats
+        if stats is None or self.sent is None or not self._engine.ready or self._due_ns is not None:
+            return False
+        at_work = self.sent is self.in_force and stats.schedule_id == self.sent.schedule_id
+        return at_work and self.sent.budget_bytes == budget_bytes and stats.settled
+
     def engine_dead(self) -> None:
         self.sent = self.in_force = self._due_ns = self._window_since_ns = None
 

@@ -52,13 +52,23 @@ class Timing:
     release_patience_ns: int = 10 * S  # an engine that has not released by then is killed
     spawn_patience_ns: int = 60 * S  # spawn -> Started
     load_patience_ns: int = 300 * S  # silence while loading
-    hang_patience_ns: int = 30 * S  # silence while generating
+    hang_patience_ns: int = 60 * S  # one step while generating; 64 tokens of a huge model on a CPU take half of it
     stop_patience_ns: int = 5 * S
     restart_first_ns: int = 200 * MS
     restart_max_ns: int = 5 * S
     probe_first_ns: int = 1 * S  # a lost device is tried again after this, doubling ...
     probe_max_ns: int = 30 * S  # ... up to this
     spill_hold_ns: int = 300 * S  # how long a budget lowered by the spill watchdog stays lowered
+
+
+@dataclass(frozen=True, slots=True)
+class PacingSettings:
+    """``min_duty``: the share of time that steps get however bad the games' frames are, over 0 and at most 1;
+    ``max_gap_ns``: a step comes at the latest so long after the one before.
+    """
+
+    min_duty: float = 0.05
+    max_gap_ns: int = 1 * S
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,4 +84,5 @@ class MachineSettings:
     broker_version: str = ""
     endpoint: str = ""
     max_engine_failures: int = 5
+    pacing: PacingSettings = field(default_factory=PacingSettings)
     require_device: bool = False  # a device, or a fixed budget, on which nothing can run is a failure of the start

@@ -1,19 +1,27 @@
-"""The answer to get_status: what holds now, where each figure comes from in its name."""
+"""The answer to get_status: what holds now, where each figure comes from in its name.
+
+The keys are listed in docs/protocol.md and are always there; what is not known (yet) is None.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from xlm.protocol import link, messages
+from xlm_broker.planner.report import explain
 
 from .answers import Answers
 from .budgets import Budgets
 from .core import Client, Core
 from .device_watch import DeviceWatch
 from .engine import Engine, Problem
+from .leases import HEARTBEATS_PER_TTL
+from .pacing import Pacing
 from .schedules import Schedules
 from .sessions import Session, Sessions
-from .settings import S
+from .settings import MS, BudgetSettings, S
+
+_SIZES = ("budget_bytes", "resident_bytes", "ring_bytes", "reserve_bytes")  # of a schedule
 
 
 class StatusReport:
@@ -28,9 +36,13 @@ class StatusReport:
         sessions: Sessions,
         answers: Answers,
         watch: DeviceWatch,
+        pacing: Pacing,
     ) -> None:
         self._core, self._engine, self._budgets = core, engine, budgets
         self._schedules, self._sessions, self._answers, self._watch = schedules, sessions, answers, watch
+        self._pacing = pacing
+        self._ttl_ns = HEARTBEATS_PER_TTL * core.settings.timing.heartbeat_ns
+        self._explained: tuple[link.Schedule | None, dict[str, Any]] = (None, {})
 
     def make(self, now_ns: int, started_ns: int) -> messages.Status:
         return messages.Status(
@@ -56,10 +68,15 @@ class StatusReport:
 
     def _engine_map(self, now_ns: int) -> dict[str, Any]:
         engine, problem = self._engine, self._engine.problem
-        return {
-            "state": engine.phase,
+        progress = {
             "stage": engine.stage if engine.phase == "loading" else "",
             "fraction": engine.fraction if engine.phase == "loading" else 1.0 * engine.ready,
+        }
+        return {
+            "state": engine.state,
+            "phase": engine.phase,
+            "progress": progress,
+            **progress,
             "pid": engine.pid,
             "restarts": engine.restarts,
             "failures_in_a_row": engine.failures,
@@ -87,17 +104,24 @@ class StatusReport:
             "used_bytes": self._budgets.used_bytes,
             "device_used_bytes": self._budgets.device_used_bytes,
             "foreign_bytes": self._budgets.foreign_bytes,
+            "resident_bytes": stats.resident_bytes,
+            "kv_bytes": stats.kv_bytes,
+            "ring_bytes": stats.ring_bytes,
+            "scratch_bytes": stats.scratch_bytes,
+            "bytes_streamed": stats.bytes_streamed,
             "over_budget_events": stats.over_budget_events,
             "lost": self._engine.lost,
+            "degraded": self._engine.lost or (device is not None and device.degraded),
             "modelled": config.kind == "sim" and config.sim.modelled,
             "os_report": self._watch.describe(),
         }
 
     def _budget(self) -> dict[str, Any]:
         settings, budgets, stats = self._core.settings.budget, self._budgets, self._engine.stats or link.Stats()
-        model = self._engine.model
+        model, clients = self._engine.model, self._core.clients.values()
+        unknown = {"minimum_bytes": None, "demand_bytes": None}
         return {
-            "mode": settings.mode,
+            "mode": _mode(settings),
             "effective_bytes": budgets.current.bytes,
             "limited_by": budgets.current.limited_by,
             "granted_bytes": budgets.granted_bytes,
@@ -108,24 +132,24 @@ class StatusReport:
             "ring_bytes": stats.ring_bytes,
             "scratch_bytes": stats.scratch_bytes,
             "headroom_bytes": settings.headroom_bytes,
-            "reserved_bytes": sum(client.reserved_bytes for client in self._core.clients.values()),
+            "caps_bytes": [client.cap_bytes for client in clients if client.cap_bytes is not None],
+            "reserved_bytes": sum(client.reserved_bytes for client in clients),
+            "fixed_bytes": settings.fixed_bytes,
+            "idle_bytes": settings.idle_bytes,
+            "max_bytes": settings.max_bytes,
             "spill_limit_bytes": budgets.spill_limit_bytes,
-            **({} if model is None else budgets.demand(model)),
+            "frame_limit_bytes": budgets.frame_limit_bytes,
+            **(unknown if model is None else budgets.demand(model)),
         }
 
     def _schedule(self) -> dict[str, Any]:
         sent, in_force = self._schedules.sent, self._schedules.in_force
-        if sent is None:
-            return {"schedule_id": None, "summary": "", "plans": self._schedules.plans}
+        if self._explained[0] is not sent or not self._explained[1]:
+            self._explained = sent, _explained(sent, self._engine.model)
         return {
-            "schedule_id": sent.schedule_id,
+            **self._explained[1],
             "in_force_id": None if in_force is None else in_force.schedule_id,
-            "summary": sent.summary,
-            "budget_bytes": sent.budget_bytes,
-            "resident_bytes": sent.resident_bytes,
-            "ring_bytes": sent.ring_bytes,
-            "reserve_bytes": sent.reserve_bytes,
-            "settled": self._engine.stats is not None and self._engine.stats.settled,
+            "settled": self._schedules.settled(self._budgets.current.bytes),
             "plans": self._schedules.plans,
             "rejection": self._schedules.rejection,
         }
@@ -136,17 +160,23 @@ class StatusReport:
             "pid": client.pid,
             "cap_bytes": client.cap_bytes,
             "reserved_bytes": client.reserved_bytes,
-            "expires_in_ms": max(0, client.expires_ns - now_ns) / 1e6,
+            "sessions": sum(session.client == client.identity for session in self._sessions.live.values()),
+            "age_ms": max(0, now_ns - client.expires_ns + self._ttl_ns) / MS,
+            "expires_in_ms": max(0, client.expires_ns - now_ns) / MS,
             "pending": len(client.pending),
             "stalled": client.outbox is not None,
+            "frames": self._pacing.describe(client),
         }
 
     def _session(self, session: Session) -> dict[str, Any]:
         return {
             "session_id": session.session_id,
+            "client": session.name,
             "name": session.name,
-            "tokens": session.n_tokens,
             "turns": session.turns,
+            "context_tokens": session.n_tokens,
+            "tokens": session.n_tokens,
+            "busy": session.gen_id is not None,
             "answering": session.gen_id is not None,
             "waiting_for_client": session.client is None,
         }
@@ -159,7 +189,38 @@ class StatusReport:
             "tokens_prefilled": stats.tokens_prefilled,
             "bytes_streamed": stats.bytes_streamed,
             "active": stats.n_active,
+            "duty": self._pacing.duty,
+            "paced_ns": stats.detail.get("paced_ns", 0),
         }
+
+
+def _mode(settings: BudgetSettings) -> str:
+    if settings.mode == "game":
+        return "from_game"
+    return "free" if settings.fixed_bytes is None else "fixed"
+
+
+def _explained(sent: link.Schedule | None, model: link.ModelFacts | None) -> dict[str, Any]:
+    """What never changes of a schedule."""
+    return {
+        "schedule_id": None if sent is None else sent.schedule_id,
+        "summary": "" if sent is None else sent.summary,
+        "tiers": [] if sent is None else [_tier(tier) for tier in sent.tiers],
+        "table": explain(sent, model) if sent is not None and model is not None else "",
+        **{name: 0 if sent is None else getattr(sent, name) for name in _SIZES},
+        "kv_bytes": _kv_bytes(sent, model) if sent is not None and model is not None else 0,
+    }
+
+
+def _tier(tier: link.Tier) -> dict[str, int]:
+    counts = {"n_cpu": link.CPU, "n_stream": link.STREAM, "n_resident": link.RESIDENT}
+    return {"max_tokens": tier.max_tokens, **{name: tier.placement.count(place) for name, place in counts.items()}}
+
+
+def _kv_bytes(sent: link.Schedule, model: link.ModelFacts) -> int:
+    """The part of ``resident_bytes`` set aside for conversations: it is taken up as they are held, not before."""
+    resident = {index for tier in sent.tiers for index, place in enumerate(tier.placement) if place == link.RESIDENT}
+    return sum(sub.kv_bytes for sub in model.sublayers if sub.index in resident)
 
 
 def _error(problem: Problem) -> dict[str, Any]:

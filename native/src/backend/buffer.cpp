@@ -124,12 +124,14 @@ ggml_backend_buffer_t alloc_host_buffer(ggml_backend_buffer_type_t type, size_t 
         std::unique_ptr<HostBuffer, Delete> buffer(new HostBuffer);
         if (!take_memory(*buffer, bytes)) return nullptr;
         buffer->weights_type = weights_type;
-        core().registry.add_buffer(buffer.get());
+        // ggml frees this struct with its own runtime, so ggml allocates it. Whole before others can find it.
+        ggml_backend_buffer_t handle = ggml_backend_buffer_init(type, kInterface, buffer.get(), bytes);
+        buffer->handle = handle;
         try {
-            // ggml frees this struct with its own runtime, so ggml allocates it.
-            buffer->handle = ggml_backend_buffer_init(type, kInterface, buffer.get(), bytes);
+            core().registry.add_buffer(buffer.get());
         } catch (...) {
-            core().registry.remove_buffer(buffer.get());
+            buffer.release();
+            ggml_backend_buffer_free(handle);
             throw;
         }
         return buffer.release()->handle;

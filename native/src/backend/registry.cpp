@@ -261,7 +261,9 @@ void Registry::forget(const ggml_tensor * tensor) {
 
 void Registry::remove_buffer(HostBuffer * buffer) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    buffers_.erase(std::remove(buffers_.begin(), buffers_.end(), buffer), buffers_.end());
+    const auto at = std::find(buffers_.begin(), buffers_.end(), buffer);
+    if (at == buffers_.end()) return; // it could not be added
+    buffers_.erase(at);
     if (!buffer->tensors.empty()) generation_++;
     for (const ggml_tensor * tensor : buffer->tensors)
         forget(tensor);

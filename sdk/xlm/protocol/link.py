@@ -51,6 +51,8 @@ class ModelFacts(Struct, kw_only=True, frozen=True):
     n_vocab: int = 0
     n_ctx_train: int = 0
     quantisation: str = ""
+    # shapes for the timing model, where known: n_embd, n_head, n_head_kv, head_dim, n_expert, n_expert_used
+    hparams: dict[str, int] = {}
 
 
 class DeviceFacts(Struct, kw_only=True, frozen=True):
@@ -175,7 +177,19 @@ class Stop(ToEngine, tag="stop"):
     pass
 
 
-BrokerToEngine = Start | SetEngineBudget | SetSchedule | Generate | CancelGeneration | DropSession | Probe | Stop
+class SetPace(ToEngine, tag="pace"):
+    """How much of the time steps may take; the rest is idle between two steps, never within one. At once in force.
+
+    ``duty``: computing / (computing + idle), over 0; 1: no idling. ``max_gap_ns``: no idling is longer than this.
+    """
+
+    duty: float = 1.0
+    max_gap_ns: int = 1_000_000_000
+
+
+BrokerToEngine = (
+    Start | SetEngineBudget | SetSchedule | Generate | CancelGeneration | DropSession | Probe | Stop | SetPace
+)
 
 
 # -- engine -> broker ------------------------------------------------------------
@@ -281,6 +295,7 @@ class Stats(FromEngine, tag="stats"):
     n_active: int = 0
     settled: bool = True  # every wanted resident copy is uploaded
     detail: dict[str, Any] = {}
+    steps: int = 0  # loop turns of the decode thread: stands still while it hangs
 
 
 EngineToBroker = (

@@ -25,6 +25,9 @@ Size = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 Name = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=512 * 1024)]
 Millis = Annotated[float, Meta(ge=0.0, le=86_400_000.0)]
+LONGEST_FRAME_MS = (1 << 47) - 1  # over any 64-bit count of nanoseconds: a PC may sleep within a frame
+FrameMillis = Annotated[float, Meta(ge=0.0, le=LONGEST_FRAME_MS)]
+Count = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
 Unit = Annotated[float, Meta(ge=0.0, le=1.0)]
 
 
@@ -54,7 +57,7 @@ class Ping(Message, tag="ping"):
 
 
 class Goodbye(Message, tag="goodbye"):
-    """Ends the lease, its cap, reservation and sessions."""
+    """Ends the lease, its cap, reservation and sessions. Answered by OK, the last message to this client."""
 
 
 class SetBudget(Message, tag="set_budget"):
@@ -122,7 +125,23 @@ class GetStatus(Message, tag="get_status"):
     pass
 
 
-Request = Hello | Ping | Goodbye | SetBudget | Reserve | OpenSession | CloseSession | Say | Cancel | GetStatus
+class Frame(Message, tag="frame"):
+    """How the game's frames went since the last report, about ten times a second. Never answered, but for errors.
+
+    A broker that does not know it answers ``unknown_type``; the client then sends no more of them.
+    ``pacing``: what the broker may do to hold the target: nothing, space out its steps, or that and take less memory.
+    """
+
+    frames: Annotated[int, Meta(ge=1, le=(1 << 53) - 1)]
+    mean_ms: FrameMillis  # of a frame, begin to begin
+    max_ms: FrameMillis  # the longest one
+    target_ms: Annotated[float, Meta(gt=0.0, le=LONGEST_FRAME_MS)]  # how long a frame may take
+    gpu_ms: FrameMillis = 0.0  # mean time on the GPU; 0: not measured
+    over_target: Count = 0  # frames that took longer than the target
+    pacing: Literal["off", "steps", "shrink"] = "steps"
+
+
+Request = Hello | Ping | Goodbye | SetBudget | Reserve | OpenSession | CloseSession | Say | Cancel | GetStatus | Frame
 
 
 # -- broker -> client ---------------------------------------------------------

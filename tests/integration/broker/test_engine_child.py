@@ -17,7 +17,7 @@ from broker_rig import DEADLINE_S, HERE, eventually
 
 from xlm.protocol import link
 from xlm.protocol.endpoints import parse_endpoint
-from xlm_broker.supervisor import Supervisor
+from xlm_broker.supervisor import Supervisor, private_folder
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
@@ -28,7 +28,7 @@ class Owner:
     def __init__(self) -> None:
         self.spawned: list[tuple[int, int]] = []
         self.messages: list[tuple[int, link.FromEngine]] = []
-        self.exited: list[tuple[int, int | None, int, str]] = []
+        self.exited: list[tuple[int, int | None, int, str, str]] = []
 
     def on_engine_spawned(self, incarnation: int, pid: int) -> None:
         self.spawned.append((incarnation, pid))
@@ -36,8 +36,10 @@ class Owner:
     def on_engine_message(self, incarnation: int, message: link.FromEngine) -> None:
         self.messages.append((incarnation, message))
 
-    def on_engine_exited(self, incarnation: int, exit_code: int | None, signal_number: int, detail: str) -> None:
-        self.exited.append((incarnation, exit_code, signal_number, detail))
+    def on_engine_exited(
+        self, incarnation: int, exit_code: int | None, signal_number: int, detail: str, code: str
+    ) -> None:
+        self.exited.append((incarnation, exit_code, signal_number, detail, code))
 
 
 class Rig:
@@ -101,6 +103,27 @@ async def test_the_link_folder_is_private_and_removed(rig: Rig) -> None:
     assert rig.owner.exited
 
 
+async def test_a_link_folder_that_cannot_be_made_is_a_reported_and_final_end(rig: Rig) -> None:
+    private_folder(parse_endpoint(f"ipc://{rig.folder}/b.sock")).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(parse_endpoint(f"ipc://{rig.folder}/b.sock")).write_text("in the way")
+    rig.supervisor.spawn(1)
+    assert not rig.owner.exited  # not from within the order
+    await until(lambda: rig.owner.exited)
+    incarnation, exit_code, signal_number, detail, code = rig.owner.exited[0]
+    assert (incarnation, exit_code, signal_number, code) == (1, None, 0, "endpoint_forbidden")
+    assert "engine-" in detail
+    assert not rig.supervisor.send(link.Probe())
+
+
+async def test_a_message_that_cannot_be_encoded_ends_the_engine_for_good(rig: Rig) -> None:
+    rig.supervisor.spawn(1)
+    model = link.ModelConfig(path="\udcff.gguf")
+    assert not rig.supervisor.send(link.Start(device=link.DeviceConfig(kind="sim"), model=model))
+    await until(lambda: rig.owner.exited)
+    assert rig.owner.exited[0][4] == "internal"
+    assert "Start cannot be sent" in rig.owner.exited[0][3]
+
+
 async def test_killed_from_outside(rig: Rig) -> None:
     rig.supervisor.spawn(1)
     await until(lambda: rig.got(link.Started))
@@ -146,7 +169,8 @@ async def test_stderr_is_kept_in_part_only(rig: Rig) -> None:
     code = "import sys; sys.stderr.write('x' * (3 << 20)); [print('line', n) for n in range(1000)]; sys.exit(3)"
     rig.make((sys.executable, "-c", code)).spawn(1)
     await until(lambda: rig.owner.exited)
-    _, exit_code, _, detail = rig.owner.exited[0]
+    _, exit_code, _, detail, final = rig.owner.exited[0]
+    assert final == ""
     assert exit_code == 3
     assert detail.splitlines()[-1] == "line 999"
     kept = (rig.folder / "engine.log").read_text().splitlines()

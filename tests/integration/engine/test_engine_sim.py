@@ -66,6 +66,20 @@ def test_facts_of_the_virtual_gpu(sim_engine: tuple[EngineProcess, link.Loaded])
     assert all(need > 0 for need in loaded.model.scratch_bytes.values())
 
 
+def test_an_idle_engine_uploads_all_weights_of_a_new_schedule_and_says_so(
+    sim_engine: tuple[EngineProcess, link.Loaded],
+) -> None:
+    engine, loaded = sim_engine
+    set_budget(engine, 90, loaded.device.total_bytes)
+    apply(engine, schedule_of(loaded, link.CPU, 90))
+    engine.wait_for(link.Stats, lambda stats: stats.schedule_id == 90 and stats.settled)
+    apply(engine, schedule_of(loaded, link.RESIDENT, 91))
+    stats = engine.wait_for(link.Stats, lambda stats: stats.schedule_id == 91 and stats.settled)
+    weights = sum(layer.device_bytes for layer in loaded.model.sublayers if layer.kind != "lookup")
+    assert stats.resident_bytes == weights
+    assert stats.kv_bytes == 0  # nobody speaks
+
+
 @pytest.mark.parametrize("kind", [link.CPU, link.STREAM, link.RESIDENT])
 def test_every_schedule_gives_the_tokens_of_plain_llama(
     sim_engine: tuple[EngineProcess, link.Loaded], plain_tokens: list[int], kind: int

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from xlm.errors import BudgetError, DeviceError, EndpointError, ModelError, XlmError
+from xlm.errors import BudgetError, DeviceError, EndpointError, ModelError, RequestError, XlmError
 from xlm_broker import config
 from xlm_broker.config import Options, build
 from xlm_broker.devices import Devices, NvidiaGpu
@@ -150,6 +151,12 @@ def test_demo_model_is_a_gguf_file() -> None:
 
 def test_a_missing_model_file_does_not_stop_the_broker() -> None:
     assert make(model="/nonexistent/é.gguf").model.path == "/nonexistent/é.gguf"
+
+
+def test_a_model_path_that_is_no_text_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"--model.*not UTF-8") as caught:
+        make(model=os.fsdecode(b"/models/\xff.gguf"))
+    assert caught.value.code == "option_invalid"
 
 
 def test_chat_template_is_read(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from xlm_broker.telemetry import Latencies, LogConfig, configure, logger
+from xlm_broker.telemetry import Latencies, LogConfig, configure, logger, readable
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +52,15 @@ def test_readable_on_a_terminal_unless_json_is_asked_for() -> None:
     logger().info("engine_ready")
     assert not pretty.getvalue().startswith("{")
     assert json.loads(asked.getvalue())["event"] == "engine_ready"
+
+
+def test_who_reads_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", Terminal())
+    assert readable(LogConfig())
+    assert not readable(LogConfig(json=True))
+    assert not readable(LogConfig(file=tmp_path / "log"))
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    assert not readable(LogConfig())
 
 
 def test_level_filters() -> None:

@@ -88,3 +88,15 @@ def test_lock_paths() -> None:
     tcp = {lock_path(parse_endpoint(f"tcp://{host}:5000")) for host in ("127.0.0.1", "127.0.0.2", "[::1]")}
     assert len(tcp) == 3
     assert all(path.suffix == ".lock" for path in tcp)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's full device")
+def test_a_full_disk_is_a_typed_error(tmp_path: Path) -> None:
+    path = tmp_path / "full.lock"
+    path.symlink_to("/dev/full")
+    lock = EndpointLock(path, "ipc:///full")
+    with pytest.raises(EndpointError, match="No space left") as caught:
+        lock.acquire()
+    assert caught.value.code == "endpoint_forbidden"
+    assert not lock.held
+    assert not path.is_symlink()

@@ -49,6 +49,19 @@ def test_a_stale_file_is_cleared(tmp_path: Path) -> None:
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.parametrize("content", ["old", "{}", '{"pid": "x"}', "[]", '{"pid": 99999999999}', '{"pid": -1}'])
+def test_only_the_file_of_a_dead_broker_is_stale(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "r"
+    path.write_text(json.dumps({"pid": os.getppid()}))
+    ReadyFile(path, "").clear_stale()
+    assert path.exists()
+    path.write_text(content)
+    ReadyFile(path, "").clear_stale()
+    assert not path.exists()
+    ReadyFile(path, "").clear_stale()
+    ReadyFile(None, "").clear_stale()
+
+
 def test_a_file_that_cannot_be_written_is_an_os_error_once(tmp_path: Path) -> None:
     ready = ReadyFile(tmp_path / "gone" / "r", "ipc:///x")
     with pytest.raises(OSError, match="No such file"):
@@ -60,3 +73,11 @@ def test_no_file_asked_for() -> None:
     ready = ReadyFile(None, "ipc:///x")
     ready.offer(status("ready"))
     ready.remove()
+
+
+def test_a_draft_that_cannot_take_its_place_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "ready.json"
+    path.mkdir()
+    with pytest.raises(OSError, match=r"ready\.json"):
+        ReadyFile(path, "ipc:///x").offer(status("ready"))
+    assert list(tmp_path.iterdir()) == [path]

@@ -90,6 +90,35 @@ def test_a_full_context_in_mid_answer() -> None:
     assert [shapes.token_of(value) for value in goes_on.conversation[-2:]] == [0, 1]
 
 
+def answer_with_shifts(one: Generation, count: int) -> int:
+    """Appends ``count`` tokens; how often the context was shifted meanwhile."""
+    shifts = 0
+    for token in range(count):
+        one.append(5000 + token, b"a")
+        length = len(one.conversation)
+        assert not one.overflowed()
+        shifts += len(one.conversation) < length
+    one.answer.finish()
+    return shifts
+
+
+@pytest.mark.parametrize("n_system", [0, 1, 20])
+def test_every_shift_keeps_the_system_prompt_in_one_answer_and_over_many_turns(n_system: int) -> None:
+    system, turn = list(range(1000, 1000 + n_system)), list(range(2000, 2030))
+    context = b""
+    shifts = []
+    for n_answer in (400, 3, 90, 250, 7, 7, 7, 120):
+        prompt = shapes.given_run(turn, turn_at=2) if context else shapes.given_run(system + turn, turn_at=n_system)
+        request = link.Generate(gen_id=1, session_id="s", context=context, overflow="shift", max_tokens=999)
+        one = Generation(request, prompt, 128)
+        shifts.append(answer_with_shifts(one, n_answer))
+        context = pack_context(keep(context, one.finished("length")))
+        assert context == pack_context(one.conversation)
+        assert [shapes.token_of(value) for value in one.conversation[:n_system]] == system
+        assert shapes.head_length(one.conversation) == n_system
+    assert shifts[0] >= 4
+
+
 def test_usage_counts_and_times() -> None:
     clock = iter([0.0, 1.0, 1.5, 2.0])
     request = link.Generate(gen_id=1, session_id="s")

@@ -15,7 +15,8 @@ from xlm.errors import ModelError
 from xlm_engine import gguf_check, gguf_header
 
 
-def write(path: Path, *, leave_out: str = "", architecture: str = "llama", model: str = "gpt2") -> Path:
+def write(path: Path, *, leave_out: str = "", architecture: str = "llama", model: str = "gpt2", blocks: int = 2,
+          epsilon: float = 1e-5) -> Path:  # fmt: skip
     writer = gguf.GGUFWriter(path, architecture)
     strings = {"tokenizer.ggml.tokens": ["a", "b", "ab"], "tokenizer.ggml.merges": ["a b"]}
     for key, value in strings.items():
@@ -23,7 +24,8 @@ def write(path: Path, *, leave_out: str = "", architecture: str = "llama", model
             writer.add_array(key, value)
     if leave_out != "tokenizer.ggml.model":
         writer.add_string("tokenizer.ggml.model", model)
-    writer.add_block_count(2)
+    writer.add_block_count(blocks)
+    writer.add_layer_norm_rms_eps(epsilon)
     writer.add_embedding_length(64)
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
@@ -80,6 +82,18 @@ def test_merges_are_not_asked_of_sentencepiece(tmp_path: Path) -> None:
 @pytest.mark.parametrize("architecture", ["", "clip"])
 def test_files_that_are_no_language_model(tmp_path: Path, architecture: str) -> None:
     assert code_of(write(tmp_path / "m.gguf", architecture=architecture)) == "model_unknown_architecture"
+
+
+def test_a_model_without_layers_is_refused(tmp_path: Path) -> None:
+    assert code_of(write(tmp_path / "m.gguf", blocks=0)) == "model_invalid"
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1e-5, float("nan"), float("inf")])
+def test_an_epsilon_that_makes_nan_of_everything_is_refused(tmp_path: Path, epsilon: float) -> None:
+    path = write(tmp_path / "m.gguf", epsilon=epsilon)
+    assert code_of(path) == "model_invalid"
+    with pytest.raises(ModelError, match=r"llama\.attention\.layer_norm_rms_epsilon"):
+        gguf_check.check_file(str(path))
 
 
 def test_faults_of_the_entry(tmp_path: Path) -> None:

@@ -130,6 +130,10 @@ def test_shift_keeps_head_and_newest_and_fits(turns: list[tuple[int, int]], room
     assert len(flagged) - tail >= min(must_keep, len(flagged) - head)
 
 
-def test_regiven_keeps_turn_marks_and_clears_the_rest() -> None:
+def test_regiven_keeps_turn_marks_sets_the_first_and_clears_the_rest() -> None:
     flagged = [shapes.generated(1), 2 | shapes.RUN_START | shapes.TURN_START, shapes.generated(3)]
-    assert shapes.regiven(flagged) == [1 | shapes.RUN_START, 2 | shapes.TURN_START, 3]
+    assert shapes.regiven(flagged) == [
+        1 | shapes.RUN_START | shapes.TURN_START,
+        2 | shapes.TURN_START,
+        3,
+    ]

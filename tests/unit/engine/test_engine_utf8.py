@@ -33,8 +33,22 @@ def test_any_text_cut_at_any_bytes_comes_out_whole(text: str, borders: list[int]
 @given(st.lists(st.binary(max_size=6), max_size=20))
 def test_invalid_bytes_are_replaced_as_python_does(pieces: list[bytes]) -> None:
     stream = Utf8Stream()
-    text = "".join(stream.feed(piece) for piece in pieces) + stream.finish()
-    assert text == b"".join(pieces).decode("utf-8", "replace")
+    text = "".join(stream.feed(piece) for piece in pieces)
+    assert text + "\ufffd" * stream.pending == b"".join(pieces).decode("utf-8", "replace")
+
+
+@given(CHARACTERS, st.integers(0, 500), st.lists(st.integers(0, 500), max_size=20))
+def test_an_answer_cut_within_a_character_ends_before_it(text: str, end: int, borders: list[int]) -> None:
+    data = text.encode()[:end]
+    answer = AnswerText()
+    parts: list[Part] = []
+    pieces = cut(data, borders)
+    for index, piece in enumerate(pieces):
+        answer.feed(index, piece)
+        parts.append(answer.take())
+    parts.append(answer.finish())
+    assert "".join(part.text for part in parts) == answer.text == data.decode("utf-8", "ignore")
+    assert [token for part in parts for token in part.token_ids] == list(range(len(pieces)))
 
 
 @given(CHARACTERS, st.lists(st.integers(0, 500), max_size=20), st.lists(st.text("abc €", min_size=1, max_size=3)))

@@ -37,7 +37,7 @@ async def test_connect_by_await_and_by_with(broker: FakeBroker) -> None:
 
 
 async def test_nobody_there(tmp_path: Path) -> None:
-    with pytest.raises(xlm.BrokerError, match="is xlm-broker running"):
+    with pytest.raises(xlm.BrokerError, match="xlm-broker --model demo --budget-from-game"):
         await xlm.aconnect(f"ipc://{tmp_path}/none.sock", timeout=0.1)
 
 

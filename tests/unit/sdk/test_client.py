@@ -49,7 +49,7 @@ def test_hello_and_goodbye(broker: FakeBroker) -> None:
 
 
 def test_nobody_there(tmp_path: Path) -> None:
-    with pytest.raises(xlm.BrokerError, match="is xlm-broker running") as caught:
+    with pytest.raises(xlm.BrokerError, match="xlm-broker --model demo --budget-from-game") as caught:
         xlm.connect(f"ipc://{tmp_path}/none.sock", timeout=0.2)
     assert (caught.value.code, caught.value.retryable) == ("broker_gone", True)
 

@@ -14,7 +14,11 @@ def kills(world: World) -> list[str]:
 
 
 def state(world: World) -> str:
-    return str(world.status().engine["state"])
+    return str(world.status().engine["phase"])
+
+
+def logged(world: World, name: str) -> list[actions.Log]:
+    return [action for action in world.acts(actions.Log) if action.event == name]
 
 
 def test_the_first_start() -> None:
@@ -29,6 +33,57 @@ def test_the_first_start() -> None:
     status = world.status().engine
     assert (status["state"], status["stage"], status["fraction"], status["pid"]) == ("loading", "load", 0.5, 78)
     assert status["versions"] == {"ggml": "0.25.3"}
+    assert status["progress"] == {"stage": "load", "fraction": 0.5}
+
+
+def test_states_for_clients() -> None:
+    """The six of docs/protocol.md, whatever the phases inside."""
+    world, seen = World(), []
+    world.engine.auto = False
+
+    def note() -> None:
+        seen.append(world.status().engine["state"])
+
+    note()
+    world.handle(events.BrokerStarted())
+    note()
+    world.start_engine()
+    note()
+    world.engine_says(link.Loaded(model=world.engine.model, device=world.engine.device))
+    note()
+    world.engine_says(link.Failed(code="internal", message="assertion"))
+    note()
+    world.crash()
+    note()
+    world.advance(SECOND)
+    note()
+    world.start_engine()
+    note()
+    world.handle(events.ShutdownRequested("SIGTERM"))
+    note()
+    world.crash()
+    note()
+    assert seen == [
+        "starting", "starting", "loading", "ready", "restarting", "restarting", "restarting", "loading", "stopped",
+        "stopped",
+    ]  # fmt: skip
+
+
+def test_loading_is_logged_by_stage_and_not_by_step() -> None:
+    world = World()
+    world.handle(events.BrokerStarted())
+    world.engine.auto = False
+    world.start_engine()
+    world.engine_says(link.Progress(stage="device"))
+    for step in range(101):
+        world.engine_says(link.Progress(stage="load", fraction=step / 100))
+    assert [line.fields for line in logged(world, "engine_loading")] == [
+        {"stage": "device", "percent": 0},
+        {"stage": "load", "percent": 0},
+    ]
+    world.advance(2 * SECOND)
+    world.engine_says(link.Progress(stage="load", fraction=0.876))
+    assert logged(world, "engine_loading")[-1].fields == {"stage": "load", "percent": 88}
 
 
 def test_a_second_start_of_the_broker_is_nothing() -> None:
@@ -100,6 +155,9 @@ def test_a_bad_model_file_is_final_typed_and_leaves_the_broker_up(code: str) -> 
         world.advance(2 * SECOND)
         world.ping()
     assert len(world.acts(actions.SpawnEngine)) == 1
+    (line,) = [action for action in world.acts(actions.Log) if action.level in ("warning", "error")]
+    assert (line.event, line.fields["code"], line.fields["hint"]) == ("engine_given_up", code, "another file")
+    assert ("as soon as that file appears" in line.fields["next"]) == code.startswith("model_")
     error = world.status().engine["error"]
     assert (state(world), error["code"], error["message"], error["hint"]) == (
         "failed",
@@ -139,6 +197,50 @@ def test_another_failure_at_the_start_is_tried_again_and_keeps_its_code() -> Non
     assert (state(world), world.status().engine["error"]["code"]) == ("failed", "device_out_of_memory")
 
 
+def test_a_device_that_was_never_found_is_final_and_one_gone_later_is_tried_again() -> None:
+    missing = link.Failed(code="device_not_found", message="no ggml cuda library", hint="install one")
+    world = World(device=link.DeviceConfig(kind="cuda"))
+    world.handle(events.BrokerStarted())
+    world.engine.auto = False
+    world.start_engine()
+    world.engine_says(missing)
+    world.handle(events.EngineExited(1, exit_code=3, detail="error: cannot go on"))
+    world.advance(60 * SECOND)
+    assert (state(world), len(world.acts(actions.SpawnEngine))) == ("failed", 1)
+    (line,) = [action for action in world.acts(actions.Log) if action.level in ("warning", "error")]
+    assert (line.fields["message"], line.fields["hint"]) == ("no ggml cuda library", "install one")
+    world = World().boot()
+    world.crash()
+    world.advance(SECOND)
+    world.engine.auto = False
+    world.start_engine()
+    world.engine_says(missing)
+    world.handle(events.EngineExited(2, exit_code=3))
+    world.advance(SECOND)
+    assert len(world.acts(actions.SpawnEngine)) == 3
+
+
+def test_last_words_are_logged_where_nothing_else_tells_why() -> None:
+    world = World().boot()
+    world.handle(events.EngineExited(1, exit_code=134, signal=6, detail="first\nGGML_ASSERT"))
+    (line,) = logged(world, "engine_exited")
+    assert (line.level, line.fields["last_words"]) == ("warning", ["first", "GGML_ASSERT"])
+    world.advance(SECOND)
+    world.start_engine()
+    world.engine_says(link.Failed(code="internal", message="assertion"))
+    world.handle(events.EngineExited(2, exit_code=3, detail="error: assertion"))
+    assert (logged(world, "engine_exited")[-1].level, logged(world, "engine_failed")[-1].level) == ("info", "error")
+    assert "last_words" not in logged(world, "engine_exited")[-1].fields
+
+
+@pytest.mark.parametrize(("exit_code", "level"), [(0, "info"), (3, "warning")])
+def test_a_clean_end_at_shutdown_is_no_warning(exit_code: int, level: str) -> None:
+    world = World().boot()
+    world.handle(events.ShutdownRequested("SIGTERM"))
+    world.handle(events.EngineExited(1, exit_code=exit_code, detail="info: bye"))
+    assert [line.level for line in logged(world, "engine_exited")] == [level]
+
+
 def test_an_engine_that_cannot_be_started_is_a_death_like_others() -> None:
     world = World()
     world.handle(events.BrokerStarted())
@@ -163,7 +265,9 @@ def test_a_required_device_with_a_fixed_budget_below_the_minimum_states_it() -> 
     error = world.status().engine["error"]
     assert (state(world), error["code"]) == ("failed", "budget_infeasible")
     assert error["minimum_bytes"] > 4096
-    assert str(error["minimum_bytes"]) in error["message"]
+    assert "0.00 MiB (limited by fixed) are below the minimum of " in error["message"]
+    told = float(error["message"].removesuffix(" MiB").rsplit(" ", 1)[1])
+    assert 0 <= told * MIB - error["minimum_bytes"] < MIB / 100 + 1
     fits = World(require_device=True, budget=BudgetSettings(fixed_bytes=error["minimum_bytes"])).boot()
     assert state(fits) == "ready"
     assert state(World(require_device=True, budget=GAME).boot()) == "ready"
@@ -171,7 +275,7 @@ def test_a_required_device_with_a_fixed_budget_below_the_minimum_states_it() -> 
 
 @pytest.mark.parametrize(
     ("phase", "wait_s", "reason"),
-    [("spawning", 60, "start"), ("loading", 300, "loading"), ("generating", 30, "generating")],
+    [("spawning", 60, "start"), ("loading", 300, "loading"), ("generating", 60, "generating")],
 )
 def test_a_hung_engine_is_killed(phase: str, wait_s: int, reason: str) -> None:
     world = World()
@@ -195,7 +299,7 @@ def test_a_hung_engine_is_killed(phase: str, wait_s: int, reason: str) -> None:
     assert "killed" in world.status().engine["error"]["message"]
 
 
-def test_news_of_any_kind_keep_a_generating_engine_alive() -> None:
+def test_steps_keep_a_generating_engine_alive() -> None:
     world = World().boot()
     world.join(b"game")
     world.say(b"game", world.open(b"game"))
@@ -206,10 +310,116 @@ def test_news_of_any_kind_keep_a_generating_engine_alive() -> None:
     assert kills(world) == []
 
 
+def hang(world: World, seconds: int) -> None:
+    world.engine.hangs = True
+    for _ in range(seconds):
+        world.advance(SECOND)
+        for client in world.status().clients:
+            world.ping(client["name"].encode())
+        world.engine_says(world.engine.stats())
+        world.engine_says(world.engine.released(0))
+
+
+def test_reports_of_the_link_thread_do_not_hide_a_hang() -> None:
+    world = World().boot()
+    world.join(b"game")
+    world.say(b"game", world.open(b"game"))
+    world.engine_says(world.engine.stats())
+    hang(world, 59)
+    assert kills(world) == []
+    hang(world, 2)
+    assert kills(world) == ["it stands still while generating"]
+
+
+def errors(world: World, say: int) -> list[str]:
+    return [m.code for m in world.answers(b"game", say) if isinstance(m, messages.Error)]
+
+
+def test_the_answer_an_engine_hung_over_fails_alone_and_at_once() -> None:
+    world = World().boot()
+    world.join(b"game")
+    spoken = world.say(b"game", world.open(b"game"))
+    (spoken_id,) = world.engine.generating
+    world.engine_says(link.Piece(gen_id=spoken_id, text="x", token_ids=[5]))
+    deadly = world.say(b"game", world.open(b"game"))
+    waiting = world.say(b"game", world.open(b"game"))
+    hang(world, 61)
+    world.crash()
+    assert (errors(world, spoken), errors(world, deadly), errors(world, waiting)) == ([], ["engine_failed"], [])
+    world.advance(SECOND)
+    world.to_engine.clear()
+    world.start_engine()
+    again = world.sent(link.Generate)
+    assert [(m.gen_id == spoken_id, m.replay) for m in again] == [(True, [5]), (False, [])]
+    for message in again:
+        for answer in world.engine.finish(message.gen_id):
+            world.engine_says(answer)
+    for say in (spoken, waiting):
+        assert isinstance(world.answers(b"game", say)[-1], messages.Done)
+    world.say(b"game", world.open(b"game"))
+    world.crash()  # of another kind: nothing is blamed for it
+    assert [m.code for m in world.inbox[b"game"] if isinstance(m, messages.Error)] == ["engine_failed"]
+
+
+def test_an_engine_that_hangs_over_one_that_spoke_takes_the_oldest_with_it() -> None:
+    world = World().boot()
+    world.join(b"game")
+    say = world.say(b"game", world.open(b"game"))
+    (gen_id,) = world.engine.generating
+    world.engine_says(link.Piece(gen_id=gen_id, text="x", token_ids=[5]))
+    hang(world, 10)
+    late = world.say(b"game", world.open(b"game"))  # it waits behind the hang and has no part in it
+    hang(world, 51)
+    world.crash()
+    assert (errors(world, say), errors(world, late)) == (["engine_failed"], [])
+
+
 def test_an_idle_engine_may_be_silent() -> None:
     world = World().boot()
     world.advance(3600 * SECOND)
     assert kills(world) == []
+    world.join(b"game")
+    world.say(b"game", world.open(b"game"))
+    world.advance(2 * SECOND)
+    assert kills(world) == []  # its time runs from the request on
+
+
+def crash_while_loading(world: World, stage: str, signal: int) -> None:
+    world.handle(events.BrokerStarted())
+    world.engine.auto = False
+    for _ in range(5):
+        world.start_engine()
+        world.engine_says(link.Progress(stage=stage, fraction=0.25))
+        world.crash(signal)
+        world.advance(10 * SECOND)
+
+
+def test_a_model_that_crashes_the_load_is_invalid_and_tried_again_when_its_file_changes() -> None:
+    world = World()
+    crash_while_loading(world, "load", 6)
+    error = world.status().engine["error"]
+    assert (state(world), error["code"]) == ("failed", "model_invalid")
+    assert "signal 6" in error["message"]
+    assert actions.SpawnEngine(6) in world.handle(events.ModelFileChanged())
+    world.crash(6)  # and it counts from one again
+    assert state(world) == "down"
+
+
+@pytest.mark.parametrize(("stage", "signal"), [("device", 6), ("load", 9)])
+def test_a_crash_of_the_device_and_a_kill_say_nothing_of_the_model(stage: str, signal: int) -> None:
+    world = World()
+    crash_while_loading(world, stage, signal)
+    assert (state(world), world.status().engine["error"]["code"]) == ("failed", "engine_failed")
+
+
+def test_a_start_that_can_never_succeed_is_tried_once() -> None:
+    world = World()
+    world.handle(events.BrokerStarted())
+    world.handle(events.EngineExited(1, detail="the folder is a file", code="endpoint_forbidden"))
+    world.advance(60 * SECOND)
+    error = world.status().engine["error"]
+    assert (state(world), error["code"], error["message"]) == ("failed", "endpoint_forbidden", "the folder is a file")
+    assert len(world.acts(actions.SpawnEngine)) == 1
 
 
 def test_after_a_restart_budget_and_schedule_are_said_again() -> None:

@@ -151,7 +151,7 @@ class Everything(RuleBasedStateMachine):
 
     @property
     def phase(self) -> str:
-        return str(self.world.status().engine["state"])
+        return str(self.world.status().engine["phase"])
 
     @rule(failure=st.sampled_from(["", "", "", "", "", "device_out_of_memory", "model_truncated"]))
     def engine_comes(self, failure: str) -> None:
@@ -209,6 +209,10 @@ class Everything(RuleBasedStateMachine):
             self.time_passes(5000, True)
             self.engine_comes("")
             self.engine_comes("")
+
+    @rule(hangs=st.booleans())
+    def stands_still(self, hangs: bool) -> None:
+        self.world.engine.hangs = hangs
 
     @rule()
     def another_file(self) -> None:

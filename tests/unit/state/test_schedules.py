@@ -110,6 +110,37 @@ def test_a_rejected_schedule_is_told_and_not_repeated() -> None:
     assert len(world.sent(link.SetSchedule)) == 1
 
 
+def test_settled_is_the_plan_for_this_budget_at_work_and_uploaded() -> None:
+    world = playing()
+    world.engine_says(world.engine.stats())
+    assert world.status().schedule["settled"]
+    world.cap(b"game", HIGH)
+    assert not world.status().schedule["settled"], "no plan yet"
+    world.engine.auto = False
+    world.settle()
+    sent = world.sent(link.SetSchedule)[-1].schedule
+    assert not world.status().schedule["settled"], "a plan that is not taken over"
+    for order in world.engine.confirm():
+        world.engine_says(order)
+    world.engine_says(link.ScheduleApplied(schedule_id=sent.schedule_id))
+    assert not world.status().schedule["settled"], "the last report is of the plan before"
+    world.engine_says(world.engine.stats(settled=False))
+    assert not world.status().schedule["settled"], "uploads are pending"
+    world.engine_says(world.engine.stats())
+    assert world.status().schedule["settled"]
+    world.engine.auto = True
+    world.cap(b"game", LOW)
+    world.settle()
+    world.cap(b"game", HIGH)
+    world.engine_says(world.engine.stats())
+    assert not world.status().schedule["settled"], "another plan is due"
+    world.advance(SECOND)
+    world.engine_says(world.engine.stats())
+    assert world.status().schedule["settled"]
+    world.crash()
+    assert not world.status().schedule["settled"]
+
+
 class Broken(PriorityPlanner):
     """A policy with a fault: raises, or promises more than the budget."""
 

@@ -63,6 +63,8 @@ class EngineModel:
     unconfirmed: list[link.SetEngineBudget] = field(default_factory=list)
     generating: dict[int, link.Generate] = field(default_factory=dict)
     schedule: link.Schedule | None = None
+    steps: int = 0
+    hangs: bool = False  # its decode thread only: the link's goes on to report
 
     def take(self, message: link.ToEngine) -> list[link.FromEngine]:
         match message:
@@ -112,13 +114,20 @@ class EngineModel:
 
     def stats(self, **changes: Any) -> link.Stats:
         schedule_id = self.schedule.schedule_id if self.schedule is not None else 0
-        fixed = {"used_bytes": self.used_bytes, "device_used_bytes": self.used_bytes, "schedule_id": schedule_id}
+        self.steps += not self.hangs
+        fixed = {
+            "steps": self.steps,
+            "used_bytes": self.used_bytes,
+            "device_used_bytes": self.used_bytes,
+            "schedule_id": schedule_id,
+        }
         values = {**fixed, **changes}
         return link.Stats(budget_bytes=self.budget_bytes, n_active=len(self.generating), **values)
 
     def die(self) -> None:
         self.used_bytes = self.budget_bytes = 0
         self.unconfirmed, self.generating, self.schedule = [], {}, None
+        self.steps, self.hangs = 0, False
 
 
 class World:
