@@ -1,5 +1,7 @@
 #include "memory.hpp"
 
+#include "reaper.hpp"
+
 #include <algorithm>
 #include <cstring>
 
@@ -16,7 +18,7 @@ namespace {
 
 using Lock = std::lock_guard<std::mutex>;
 
-// Pages come when touched and go at once when unmapped, so that the process'
+// Pages come when touched and go soon after they are freed, so that the process'
 // own memory follows what the device holds. Fresh pages read as zero.
 #if defined(_WIN32)
 void * map_pages(size_t bytes) {
@@ -34,7 +36,7 @@ void * map_pages(size_t bytes) {
     return base == MAP_FAILED ? nullptr : base;
 }
 void unmap_pages(void * base, size_t bytes) {
-    munmap(base, bytes);
+    Reaper::get().take(base, bytes);
 }
 void zero_pages(void * base, size_t bytes) {
 #if defined(__linux__)
