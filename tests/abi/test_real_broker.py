@@ -25,7 +25,7 @@ def _built() -> None:
     try:
         game.library()
     except DeviceError as error:
-        pytest.skip(f"libxlm is not built: {error}")
+        pytest.fail(f"libxlm is not built, run `make setup`: {error}")
 
 
 @pytest.fixture(scope="module")
