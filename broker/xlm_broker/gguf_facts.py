@@ -5,7 +5,6 @@ package (``xlm_engine.gguf_describe``): a damaged or hostile file never meets th
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -24,28 +23,12 @@ from xlm_broker.planner.sharding.shapes import (
     ModelShape,
     scratch_bytes,
 )
-from xlm_broker.planner.sharding.work import Attention, Experts, MatMul, ModelWork, Unit
+from xlm_broker.planner.sharding.tensors import FileTensor, expert_products, grouped, products
+from xlm_broker.planner.sharding.work import Attention, ModelWork, Unit
 
 READ_TIMEOUT_S: Final = 60.0
 MAX_PIECE_BYTES: Final = 64 << 20
 
-# ggml_type of ggml.h
-TYPE_NAMES: Final[Mapping[int, str]] = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K",
-    13: "Q5_K", 14: "Q6_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S",
-    22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
-}  # fmt: skip
-
-# (kind, pattern of the name behind "blk.N."), the first that matches; docs/architecture.md has the classes
-_CLASSES: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
-    ("small", re.compile(r".*(norm|scale|bias|exp_probs_b|ffn_gate_inp|sinks|rope_)")),
-    ("experts", re.compile(r"ffn_(gate|up|down|gate_up)_(exps|chexps)")),
-    ("shared_experts", re.compile(r"ffn_(gate|up|down)_shexp")),
-    ("extras", re.compile(r"(inp_gate|proj|ple_|altup_|laurel_|per_layer)")),
-    ("attention", re.compile(r"(attn|indexer|ssm_|shortconv|time_mix_|hc_attn_|cross_attn_)")),
-    ("ffn", re.compile(r"(ffn_|channel_mix_|hc_ffn_)")),
-)
-_LOOKUP: Final = re.compile(r"(token_embd|position_embd|token_types|per_layer_token_embd)")
 _ORDER: Final = ("attention", "extras", "shared_experts", "experts", "ffn")
 
 
@@ -89,14 +72,6 @@ def work_from_header(name: str, header: Mapping[str, Any], *, n_ctx: int, n_ubat
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    name: str
-    type: str
-    n_elements: int
-    n_bytes: int
-
-
 @dataclass
 class _Header:
     name: str
@@ -113,12 +88,11 @@ class _Header:
         if text not in self.notes:
             self.notes.append(text)
 
-    def _tensor(self, name: str, type_id: int, n_elements: int, n_bytes: int) -> _Tensor:
-        known = weight_type(TYPE_NAMES.get(type_id, "?"))
-        if not known.known:
-            self.note(f"unknown quantisation (ggml type {type_id}): times of {known.name}")
-            n_bytes = n_bytes or round(n_elements * known.bytes_per_weight)
-        return _Tensor(name, known.name, n_elements, n_bytes)
+    def _tensor(self, name: str, type_id: int, n_columns: int, n_elements: int, n_bytes: int) -> FileTensor:
+        tensor = FileTensor.of(name, type_id, n_columns, n_elements, n_bytes)
+        if not tensor.known:
+            self.note(f"unknown quantisation (ggml type {type_id}): times of {tensor.type}")
+        return tensor
 
     def number(self, key: str) -> int:
         value = self.metadata.get(f"{self.architecture}.{key}", 0)
@@ -142,21 +116,15 @@ class _Header:
         )  # fmt: skip
 
     def units(self, shape: ModelShape, n_ctx: int, kv_type: str) -> list[Unit]:
-        groups: dict[tuple[int, Kind], list[_Tensor]] = {}
-        for tensor in self.tensors:
-            layer, kind = _classify(tensor.name)
-            if kind == "small":
-                self.small_bytes += tensor.n_bytes
-            elif kind != "lookup":
-                groups.setdefault((layer, kind), []).append(tensor)
-        if not any(kind == "output" for _, kind in groups):  # tied: the embedding is the output matrix too
-            groups[-1, "output"] = [t for t in self.tensors if t.name == "token_embd.weight"]
+        groups = grouped(self.tensors)
+        self.small_bytes = sum(t.n_bytes for key, tensors in groups.items() if key[1] == "small" for t in tensors)
+        groups = {key: tensors for key, tensors in groups.items() if key[1] != "small"}
         layers = sorted((k for k in groups if k[1] in _ORDER), key=lambda k: (k[0], _ORDER.index(k[1])))
         last = sorted((k for k in groups if k[1] not in _ORDER), key=lambda k: k[1])
         return [self._unit(i, *k, groups[k], shape, n_ctx, kv_type) for i, k in enumerate([*layers, *last])]
 
     def _unit(
-        self, index: int, layer: int, kind: Kind, tensors: list[_Tensor], shape: ModelShape, n_ctx: int, kv_type: str
+        self, index: int, layer: int, kind: Kind, tensors: list[FileTensor], shape: ModelShape, n_ctx: int, kv_type: str
     ) -> Unit:
         sparse = kind == "experts" and 0 < shape.n_expert_used <= shape.n_expert
         row_bytes = 2.0 * shape.n_head_kv * shape.head_dim * weight_type(kv_type).bytes_per_weight
@@ -169,42 +137,11 @@ class _Header:
             device_bytes=sum(t.n_bytes for t in tensors),
             kv_bytes=round(row_bytes * n_ctx) if has_kv else 0,
             piece_bytes=min(max((t.n_bytes for t in tensors), default=0), MAX_PIECE_BYTES),
-            matmuls=() if sparse else tuple(_product(t, shape) for t in tensors),
-            experts=tuple(_experts(t, shape) for t in tensors) if sparse else (),
+            matmuls=() if sparse else products(tensors),
+            experts=expert_products(tensors, shape.n_expert, shape.n_expert_used) if sparse else (),
             attention=cache if has_kv else None,
             small_ops={"attention": SMALL_OPS_ATTENTION, "experts": SMALL_OPS_EXPERTS, "output": 2}.get(
                 kind, SMALL_OPS_FFN
             ),
             last_token_only=kind == "output",
         )
-
-
-def _classify(name: str) -> tuple[int, Kind]:
-    """(layer, kind); -1 for what has no layer."""
-    found = re.match(r"blk\.(\d+)\.(.*)", name)
-    if found is None:
-        if _LOOKUP.match(name):
-            return -1, "lookup"
-        return -1, "small" if "norm" in name or "rope" in name or name.endswith(".bias") else "output"
-    for kind, pattern in _CLASSES:
-        if pattern.match(found.group(2)):
-            return int(found.group(1)), kind
-    return int(found.group(1)), "extras"
-
-
-def _width(name: str, shape: ModelShape) -> int:
-    """Rows of the input: what a matrix multiplies."""
-    if "_down" in name:
-        return shape.n_ff_expert if "exps" in name else shape.n_ff or shape.n_embd
-    return shape.n_head * shape.head_dim if "attn_output" in name else shape.n_embd
-
-
-def _product(tensor: _Tensor, shape: ModelShape) -> MatMul:
-    k = max(1, _width(tensor.name, shape))
-    return MatMul(tensor.type, k, max(1, tensor.n_elements // k), float(tensor.n_bytes))
-
-
-def _experts(tensor: _Tensor, shape: ModelShape) -> Experts:
-    k = max(1, _width(tensor.name, shape))
-    rows = max(1, tensor.n_elements // k // shape.n_expert)
-    return Experts(tensor.type, k, rows, shape.n_expert, shape.n_expert_used, float(tensor.n_bytes))

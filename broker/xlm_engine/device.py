@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,9 @@ _BACKENDS: Final = {
     "vulkan": ("XLM_VULKAN_LIBRARY", "libggml-vulkan.so", "ggml-vulkan.dll"),
     "cuda": ("XLM_CUDA_LIBRARY", "libggml-cuda.so", "ggml-cuda.dll"),
 }
+# What the native backend does, by the names of link.CAPABILITIES. A streamed sub-layer's KV cache has a lasting copy
+# (cache.cpp), matrices are streamed whole (plan.cpp), the ring keeps what was prefetched for the next step (ring.cpp).
+CAPABILITIES: Final = ("ring_across_steps",)
 
 
 def n_threads_of(wanted: int) -> int:
@@ -83,14 +87,20 @@ def _configure_sim(config: link.SimConfig, n_threads: int) -> Path:
     return sim.path
 
 
-def facts(device: Device, config: link.DeviceConfig) -> link.DeviceFacts:
-    """What the planner may know of the device."""
+def facts(
+    device: Device, config: link.DeviceConfig, *, n_threads: int = 0, identity: Mapping[str, str] | None = None
+) -> link.DeviceFacts:
+    """What the planner may know of the device. ``identity``: what a profile depends on."""
+    known = dict(identity or {})
     if config.kind == "none":
-        return link.DeviceFacts(kind="none", description="CPU only")
+        return link.DeviceFacts(kind="none", description="CPU only", n_threads=n_threads, identity=known)
     memory = device.memory()
     return link.DeviceFacts(
         kind=config.kind,
         description=device.description(),
         total_bytes=memory.device_total_bytes,
         link_bytes_per_s=config.sim.link_bytes_per_s if config.kind == "sim" else 0.0,
+        capabilities=list(CAPABILITIES),
+        identity=known,
+        n_threads=n_threads,
     )

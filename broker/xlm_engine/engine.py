@@ -22,6 +22,7 @@ from xlm_engine.llama_log import LlamaLog
 from xlm_engine.meter import Meter
 from xlm_engine.pacer import Pacer
 from xlm_engine.policy import Batching, Policy
+from xlm_engine.profile.identity import identity_of_engine
 from xlm_engine.prompt import Prompts
 from xlm_engine.runtime import Runtime, vocabulary_error
 from xlm_native import Device, build_info
@@ -189,9 +190,14 @@ class Engine:
 
     def _loaded(self, runtime: Runtime, start: link.Start, scratch: dict[int, int], began: float) -> link.Loaded:
         assert self._device is not None
+        inner = self._device.description() if start.device.kind != "none" else ""
+        device = devices.facts(
+            self._device, start.device, n_threads=devices.n_threads_of(start.model.n_threads),
+            identity=identity_of_engine(start.device, inner),
+        )  # fmt: skip
         return link.Loaded(
             model=runtime.model_facts(scratch),
-            device=devices.facts(self._device, start.device),
+            device=device,
             host_rss_bytes=_PROCESS.memory_info().rss,
             load_ms=(time.perf_counter() - began) * 1e3,
         )

@@ -1,8 +1,8 @@
 """``python -m xlm_engine.gguf_describe FILE``: a GGUF file's header as one JSON object on standard output.
 
 For the broker's planning commands: they never read a model file in their own process. Result, exit status 0:
-``{"metadata": {key: number or text}, "tensors": [[name, type, n_elements, n_bytes], ...], "file_bytes": n}``;
-or, exit status 1, ``{"error": {"code", "message", "hint"}}``.
+``{"metadata": {key: number or text}, "tensors": [[name, type, n_columns, n_elements, n_bytes], ...],
+"file_bytes": n}``; or, exit status 1, ``{"error": {"code", "message", "hint"}}``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def describe(path: Path) -> dict[str, Any]:
     header = parse(_checked(path))
     plain = {k: v for k, v in header.metadata.items() if isinstance(v, int | float | str)}
     counts = {k: header.number(k) for k, v in header.metadata.items() if isinstance(v, list) and header.number(k)}
-    tensors = [[t.name, t.type, t.n_elements, t.n_bytes] for t in header.tensors]
+    tensors = [[t.name, t.type, t.n_columns, t.n_elements, t.n_bytes] for t in header.tensors]
     # text such as a chat template or licence is of no use here and may be long
     short = {k: v for k, v in plain.items() if not isinstance(v, str) or len(v) <= 256}
     return {"metadata": {**counts, **short}, "tensors": tensors, "file_bytes": path.stat().st_size}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import struct
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +45,7 @@ class Tensor:
     n_elements: int
     type: int
     offset: int  # bytes, from the start of the data section
+    n_columns: int = 1  # the first dimension
 
     @property
     def n_bytes(self) -> int:
@@ -166,10 +168,8 @@ class _Reader:
         n_dims = self.scalar("I")
         if n_dims > 4:
             raise _invalid(f"tensor {name!r} has {n_dims} dimensions")
-        n_elements = 1
-        for _ in range(n_dims):
-            n_elements *= self.scalar("Q")
-        return Tensor(name, n_elements, self.scalar("I"), self.scalar("Q"))
+        dims = [self.scalar("Q") for _ in range(n_dims)]
+        return Tensor(name, prod(dims), self.scalar("I"), self.scalar("Q"), dims[0] if dims else 1)
 
 
 def _invalid(what: str) -> ModelError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import llama_cpp.llama_cpp as C
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from xlm.errors import EngineError, ModelError, XlmError
 from xlm.protocol import link
-from xlm_engine import gguf_check
+from xlm_engine import gguf_check, gguf_header
 from xlm_engine.llama_log import LlamaLog
 from xlm_native import Device
 
@@ -62,6 +63,18 @@ def vocabulary_error(path: str, log: LlamaLog) -> XlmError | None:
         return None
     error = gguf_check.explain_load_failure(list(lines))
     return error if error.code == "model_unknown_architecture" else None
+
+
+def file_weights(path: str) -> list[link.Weight]:
+    """The tensors of a model file, for the planner; empty where the header cannot be read (llama.cpp could)."""
+    try:
+        tensors = gguf_header.parse(Path(path)).tensors
+    except (XlmError, OSError):
+        return []
+    return [
+        link.Weight(name=t.name, type=t.type, n_columns=t.n_columns, n_elements=t.n_elements, n_bytes=t.n_bytes)
+        for t in tensors
+    ]
 
 
 class Runtime:
@@ -245,7 +258,31 @@ class Runtime:
             n_vocab=self.n_vocab,
             n_ctx_train=C.llama_model_n_ctx_train(self._model),
             quantisation=self._quantisation(),
+            hparams=self._hparams(),
+            n_sessions=self.config.n_sessions,
+            kv_type=self.config.kv_type,
+            weights=file_weights(self.config.path),
         )
+
+    def _hparams(self) -> dict[str, int]:
+        """The shapes the timing model asks for; what the file does not say is left out."""
+        n_embd, heads = C.llama_model_n_embd(self._model), C.llama_model_n_head(self._model)
+        found = {
+            "n_embd": n_embd,
+            "n_head": heads,
+            "n_head_kv": C.llama_model_n_head_kv(self._model),
+            "head_dim": self._number("attention.key_length") or (n_embd // heads if heads > 0 else 0),
+            "n_ff": self._number("feed_forward_length"),
+            "n_expert": self._number("expert_count"),
+            "n_expert_used": self._number("expert_used_count"),
+            "n_ff_expert": self._number("expert_feed_forward_length"),
+        }
+        return {name: value for name, value in found.items() if value > 0}
+
+    def _number(self, key: str) -> int:
+        """A count of this architecture's metadata; 0 if it is missing or no number."""
+        text = self.meta(f"{self.meta('general.architecture')}.{key}")
+        return int(text) if text.isdecimal() else 0
 
     def _quantisation(self) -> str:
         name = C.llama_ftype_name(C.llama_model_ftype(self._model))

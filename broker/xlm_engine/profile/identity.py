@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from xlm.errors import XlmError
 from xlm.protocol.link import DeviceConfig
 from xlm_engine.device import n_threads_of
-from xlm_engine.profile.ggml import Ggml
+from xlm_engine.profile.ggml import Ggml, ggml
 from xlm_engine.profile.wire import Identity
 
 DEFAULT_CACHE_BYTES: Final = 32 << 20
@@ -29,6 +30,15 @@ def identity(g: Ggml, config: DeviceConfig, description: str) -> Identity:
         driver=driver(config, description),
         ggml=g.version,
     )
+
+
+def identity_of_engine(config: DeviceConfig, description: str) -> dict[str, str]:
+    """The same as text, from within the engine; empty where ggml does not say: then no profile is taken for ours."""
+    try:
+        found = identity(ggml(), config, description)
+    except (XlmError, OSError, AttributeError):
+        return {}
+    return {name: str(getattr(found, name)) for name in ("cpu", "n_cores", "isa", "gpu", "driver", "ggml")}
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -35,6 +35,16 @@ class SubLayer(Struct, kw_only=True, frozen=True):
     model_id: int = 0
 
 
+class Weight(Struct, kw_only=True, frozen=True, array_like=True):
+    """One tensor of the model's file. ``type``: ggml_type; ``n_columns``: its first dimension."""
+
+    name: str
+    type: int
+    n_columns: int
+    n_elements: int
+    n_bytes: int
+
+
 class ModelFacts(Struct, kw_only=True, frozen=True):
     """What the planner knows of the loaded model."""
 
@@ -51,8 +61,16 @@ class ModelFacts(Struct, kw_only=True, frozen=True):
     n_vocab: int = 0
     n_ctx_train: int = 0
     quantisation: str = ""
-    # shapes for the timing model, where known: n_embd, n_head, n_head_kv, head_dim, n_expert, n_expert_used
+    # shapes for the timing model, where known: n_embd, n_head, n_head_kv, head_dim, n_ff, n_expert, n_expert_used
     hparams: dict[str, int] = {}
+    n_sessions: int = 1  # kv_bytes of the sub-layers are those of so many sequences of n_ctx
+    kv_type: str = "f16"
+    weights: list[Weight] = []  # the file's tensors, for their exact shapes and types; empty: not known
+
+
+# kv_streaming: attention on the device without a lasting KV copy. ring_across_steps: what is prefetched at a step's end
+# is there in the next. expert_slots: a compact cache of single experts. output_chunks: a large matrix in parts of rows.
+CAPABILITIES: tuple[str, ...] = ("kv_streaming", "ring_across_steps", "expert_slots", "output_chunks")
 
 
 class DeviceFacts(Struct, kw_only=True, frozen=True):
@@ -61,6 +79,11 @@ class DeviceFacts(Struct, kw_only=True, frozen=True):
     total_bytes: int = 0
     link_bytes_per_s: float = 0.0  # 0: unknown
     degraded: bool = False
+    # what the engine's native backend can do beyond the basics; CAPABILITIES has the names
+    capabilities: list[str] = []
+    # what a profile depends on (cpu, n_cores, isa, gpu, driver, ggml), as the engine sees it; empty: not known
+    identity: dict[str, str] = {}
+    n_threads: int = 0  # CPU threads the engine computes with; 0: not known
 
 
 class Tier(Struct, kw_only=True, frozen=True):

@@ -4,6 +4,7 @@ Pure numpy and standard library: no I/O, no clock. docs/timing-model.md has the 
 
     shapes | facts       a model's sub-layers as operations and bytes (work)
     hardware | profile   rates of a machine: data sheets, or what was measured on it (machine)
+    modelled             the same CPU with a card given as numbers: a virtual GPU, or one that is not here
     kernels, costs       times of every sub-layer in every tier and mode
     pipeline             one step simulated: a chain of two computing resources, a link, a ring between
     relax, streaming, search, improve, exact     the plan
@@ -12,7 +13,8 @@ Pure numpy and standard library: no I/O, no clock. docs/timing-model.md has the 
 """
 
 from .costs import Capabilities
+from .modelled import CardRates, card_of_sim, modelled_machine
 from .planner import ShardingPlanner
 from .workload import Workload
 
-__all__ = ["Capabilities", "ShardingPlanner", "Workload"]
+__all__ = ["Capabilities", "CardRates", "ShardingPlanner", "Workload", "card_of_sim", "modelled_machine"]

@@ -1,7 +1,7 @@
 """A loaded model, as the engine reports it, in the terms of the time model.
 
-ModelFacts has sizes, not shapes. Where its ``hparams`` say heads and widths, they are used; else they are assumed
-so that bytes and operations come out right, and the assumption is named.
+Shapes and types are those of the file's tensors where the engine sends them, heads and widths those of ``hparams``;
+what is missing is assumed so that bytes and operations come out right, and the assumption is named.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ from math import isqrt
 from typing import Final
 
 from xlm.errors import ShapeError
-from xlm.protocol.link import ModelFacts, SubLayer
+from xlm.protocol.link import ModelFacts, SubLayer, Weight
 from xlm_broker.planner.memory import scratch_bytes, tier_tokens
 
 from .quant import WeightType, weight_type
 from .shapes import SMALL_OPS_ATTENTION, SMALL_OPS_EXPERTS, SMALL_OPS_FFN
+from .tensors import FileTensor, expert_products, grouped, products
 from .work import Attention, Experts, MatMul, ModelWork, Unit
 
 ORDER: Final = ("attention", "extras", "shared_experts", "experts", "ffn", "output")  # within a layer
 ASSUMED_GROUP: Final = 4  # query heads for each KV head
 ASSUMED_HEAD_DIM: Final = 128
 ASSUMED_EXPERTS: Final = (64, 8)  # in all, used by a token
+SIZE_TOLERANCE: Final = 0.05  # between a sub-layer as the engine counts it and its tensors in the file ...
+PADDING_BYTES: Final = 4096  # ... and for each tensor, for alignment
 _SMALL_OPS: Final = {"attention": SMALL_OPS_ATTENTION, "experts": SMALL_OPS_EXPERTS, "output": 2}
 
 
@@ -70,6 +73,17 @@ class _Builder:
         if not self.type.known:
             self.note(f"unknown quantisation {self.model.quantisation!r}: times of {self.type.name}")
         self.n_embd = self.hyper("n_embd") or self._guessed_width()
+        self.groups = grouped(FileTensor.of(w.name, w.type, w.n_columns, w.n_elements, w.n_bytes) for w in self.weights)
+        for tensor in (t for tensors in self.groups.values() for t in tensors if not t.known):
+            self.note(f"unknown quantisation of {tensor.name}: times of {tensor.type}")
+
+    @property
+    def weights(self) -> list[Weight]:
+        return self.model.weights
+
+    @property
+    def first_model(self) -> int:
+        return min((s.model_id for s in self.model.sublayers), default=0)
 
     def note(self, text: str) -> None:
         if text not in self.fallbacks:
@@ -86,7 +100,8 @@ class _Builder:
         return max(64, isqrt(round(weights / 2.5)) // 64 * 64)
 
     def unit(self, sub: SubLayer) -> Unit:
-        experts = (self._experts(sub),) if sub.kind == "experts" else ()
+        sparse = sub.kind == "experts"
+        experts = self._all_experts(sub) if sparse else ()
         return Unit(
             index=sub.index,
             layer=sub.layer,
@@ -94,31 +109,48 @@ class _Builder:
             device_bytes=sub.device_bytes,
             kv_bytes=sub.kv_bytes,
             piece_bytes=sub.largest_piece_bytes or sub.device_bytes,
-            matmuls=() if experts else (self._product(sub),),
+            matmuls=() if sparse else self._products(sub),
             experts=experts,
             attention=self._attention(sub) if sub.kv_bytes else None,
             small_ops=_SMALL_OPS.get(sub.kind, SMALL_OPS_FFN),
             last_token_only=sub.kind == "output",
         )
 
+    def _tensors(self, sub: SubLayer) -> list[FileTensor]:
+        """Those of the sub-layer, if they are about what the engine counts (a second model has names of its own)."""
+        found = self.groups.get((sub.layer, sub.kind), []) if sub.model_id == self.first_model else []
+        counted, size = sum(t.n_bytes for t in found), max(sub.device_bytes, sub.host_bytes)
+        return found if abs(counted - size) <= SIZE_TOLERANCE * size + PADDING_BYTES * len(found) else []
+
+    def _products(self, sub: SubLayer) -> tuple[MatMul, ...]:
+        return products(self._tensors(sub)) or (self._product(sub),)
+
+    def _all_experts(self, sub: SubLayer) -> tuple[Experts, ...]:
+        count, used = self._expert_counts()
+        return expert_products(self._tensors(sub), count, used) or (self._experts(sub),)
+
     def _product(self, sub: SubLayer) -> MatMul:
-        """All its matrices as one; a unit's time is a sum over them anyway."""
+        """All its matrices as one: what can be said without the file's tensors."""
         rows = max(1, round(sub.device_bytes / self.type.bytes_per_weight / self.n_embd))
         return MatMul(self.type.name, self.n_embd, rows, float(sub.device_bytes))
 
-    def _experts(self, sub: SubLayer) -> Experts:
+    def _expert_counts(self) -> tuple[int, int]:
         count, used = self.hyper("n_expert"), self.hyper("n_expert_used")
         if not 0 < used <= count:
             count, used = ASSUMED_EXPERTS
             self.note(f"expert counts unknown: {used} of {count} used")
+        return count, used
+
+    def _experts(self, sub: SubLayer) -> Experts:
+        count, used = self._expert_counts()
         rows = max(1, round(sub.device_bytes / self.type.bytes_per_weight / self.n_embd / count))
         return Experts(self.type.name, self.n_embd, rows, count, used, float(sub.device_bytes))
 
     def _attention(self, sub: SubLayer) -> Attention:
         kv_heads, dim = self.hyper("n_head_kv"), self.hyper("head_dim") or ASSUMED_HEAD_DIM
-        row_bytes = sub.kv_bytes / max(1, self.model.n_ctx)
+        row_bytes = sub.kv_bytes / max(1, self.model.n_ctx * max(1, self.model.n_sessions))
         if not kv_heads:
             self.note(f"heads unknown: {ASSUMED_GROUP} query heads for each KV head")
             kv_heads = max(1, round(row_bytes / (4 * dim)))
         heads = self.hyper("n_head") or ASSUMED_GROUP * kv_heads
-        return Attention("F16", dim, heads, kv_heads, row_bytes)
+        return Attention(weight_type(self.model.kv_type).name, dim, heads, kv_heads, row_bytes)

@@ -183,7 +183,8 @@ class Profiled:
         surface = self._surface(where, "FLASH_ATTN_EXT", op.kv_type, heads)
         if surface is None:
             return self._missing("no points: attention", self.fallback.attention(where, op, tokens, context))
-        return surface(context, tokens)
+        # points are by the cells there are; ``context`` is the mean that a token sees of them
+        return surface(context + (tokens - 1) / 2, tokens)
 
     def small(self, where: Where, row_elements: int, tokens: float) -> float:
         surface = self._surface(where, "RMS_NORM", "F32", (0, 0, 0, 0))

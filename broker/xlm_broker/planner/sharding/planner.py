@@ -19,6 +19,7 @@ from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT, STREAM, STREAM_KV, Ca
 from .facts import work_from_facts
 from .kernels import Kernels
 from .machine import guessed_machine, profiled_machine
+from .modelled import CardRates, modelled_machine
 from .plan import Plan, Planning, make_plan, prepare, require_device
 from .problem import StateArray
 from .profile import MachineProfile
@@ -36,9 +37,11 @@ class ShardingPlanner:
     """``xlm_broker.state.ports.Planner``. Deterministic; caches the last model's costs, so one thread at a time.
 
     ``profile`` None: careful rates, and the schedule's summary says so. ``threads`` 0: as the profile has most.
+    ``card``: the device's rates, for a virtual GPU or a card that is not here; without it the profile's.
     """
 
     profile: MachineProfile | None = None
+    card: CardRates | None = None
     workload: Workload = field(default_factory=Workload)
     capabilities: Capabilities = field(default_factory=Capabilities)
     threads: int = 0
@@ -86,7 +89,9 @@ class ShardingPlanner:
 
     def _prepare(self, model: ModelFacts, device: DeviceFacts) -> Planning:
         kernels: Kernels | None = None
-        if self.profile is None:
+        if self.card is not None:
+            machine, kernels, notes = modelled_machine(self.card, self.profile, threads=self.threads)
+        elif self.profile is None:
             machine, notes = guessed_machine(device)
         else:
             machine, kernels, notes = profiled_machine(self.profile, device, self.threads)
