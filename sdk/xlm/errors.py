@@ -8,7 +8,8 @@ XlmError
 │   ├── ContextOverflow     the conversation no longer fits its context
 │   ├── GenerationError     bad sampling options, grammar, template
 │   ├── ProfileError        a measured profile that is missing, damaged or of another machine
-│   └── ShapeError          facts of a model or machine that cannot be right
+│   ├── ShapeError          facts of a model or machine that cannot be right
+│   └── ImageError          an image that cannot be taken, or a model that sees none
 ├── EndpointError           fault: caller   (address in use, too long, not on this machine)
 ├── ModelError              fault: model    (the file)
 ├── DeviceError             fault: device   (lost, out of memory, not found)
@@ -78,6 +79,10 @@ class ProfileError(RequestError):
 
 
 class ShapeError(RequestError):
+    pass
+
+
+class ImageError(RequestError):
     pass
 
 
@@ -153,6 +158,18 @@ CODES: Final[dict[str, Code]] = {
         EndpointError, False, "the broker listens on this machine only: tcp://127.0.0.1 or [::1], or ipc://"
     ),
     "endpoint_forbidden": Code(EndpointError, False, "the socket folder must be yours and writable"),
+    # images
+    "image_corrupt": Code(ImageError, False, "the file cannot be decoded; open it in a viewer to check it"),
+    "image_empty": Code(ImageError, False, "an image has at least one pixel"),
+    "image_too_large": Code(ImageError, False, "scale the image down"),
+    "image_animated": Code(ImageError, False, "send one frame of it"),
+    "image_unsupported": Code(ImageError, False, "send PNG, JPEG, WebP, BMP or GIF, grey or RGB, 8 bits a channel"),
+    "image_unknown": Code(ImageError, True, "upload the image first"),
+    "image_upload_invalid": Code(ImageError, False, "chunks follow each other without gap or overlap"),
+    "image_hash_mismatch": Code(ImageError, False, "the bytes are not those the key names; upload them again"),
+    "image_store_full": Code(ImageError, True, "close conversations with images, or raise --image-store"),
+    "too_many_images": Code(ImageError, False, "send fewer images, or raise --ctx"),
+    "vision_unavailable": Code(ImageError, False, "start the broker with the model's projector: --mmproj P.gguf"),
     # model files
     "model_not_found": Code(ModelError, False, "check the path"),
     "model_is_directory": Code(ModelError, False, "name the .gguf file, not its folder"),
@@ -164,6 +181,9 @@ CODES: Final[dict[str, Code]] = {
     "model_missing_tokenizer": Code(ModelError, False, "the file lacks tokenizer data; convert the model again"),
     "model_too_large": Code(ModelError, False, "weights live in host memory; use a smaller model or quantisation"),
     "model_invalid": Code(ModelError, False, "llama.cpp cannot load this file"),
+    "projector_not_found": Code(ModelError, False, "check the path of --mmproj"),
+    "projector_invalid": Code(ModelError, False, "this is no projector file, or a damaged one; download it again"),
+    "projector_mismatch": Code(ModelError, False, "take the projector that belongs to this model"),
     # devices
     "device_not_found": Code(DeviceError, False, "run `xlm doctor`"),
     "device_lost": Code(DeviceError, True, "generation goes on on the CPU; the device is tried again"),

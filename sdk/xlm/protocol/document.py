@@ -20,7 +20,7 @@ import msgspec
 from msgspec import inspect as types
 
 from xlm import errors
-from xlm.protocol import messages
+from xlm.protocol import images, messages
 
 _HERE: Final = Path(__file__).resolve().parent
 _TEMPLATE: Final = _HERE / "protocol.template.md"
@@ -31,6 +31,7 @@ _LIMITS: Final = {
     "le": "≤ {}",
     "min_length": "of at least {}",
     "max_length": "of at most {} characters",
+    "pattern": "like `{}`",
 }
 
 
@@ -40,6 +41,10 @@ def render() -> str:
         "version_min": str(messages.VERSION_MIN),
         "version_max": str(messages.VERSION_MAX),
         "max_frame_bytes": f"{messages.MAX_FRAME_BYTES:,}",
+        "chunk_bytes": f"{messages.IMAGE_CHUNK_BYTES:,}",
+        "image_window": str(messages.IMAGE_WINDOW),
+        "max_side": f"{images.MAX_SIDE:,}",
+        "max_pixels": f"{images.MAX_PIXELS:,}",
         "requests": _messages(messages.Request),
         "replies": _messages(messages.Reply),
         "nested": "\n".join(_section(kind, kind.__name__) for kind in (messages.Sampling, messages.Usage)),
@@ -102,8 +107,10 @@ def _type(kind: types.Type) -> str:
 
 def _plain(kind: types.Type) -> str:
     names = {types.IntType: "integer", types.FloatType: "float", types.StrType: "string", types.BoolType: "bool"}
-    names |= {types.NoneType: "nil", types.DictType: "map", types.AnyType: "anything"}
-    limits = [_limit(kind, name) for name in ("ge", "gt", "le", "min_length", "max_length")]
+    names |= {types.NoneType: "nil", types.DictType: "map", types.AnyType: "anything", types.BytesType: "binary"}
+    limits = [_limit(kind, name) for name in ("ge", "gt", "le", "min_length", "max_length", "pattern")]
+    if isinstance(kind, types.BytesType):
+        limits = [limit.replace("characters", "bytes") for limit in limits]
     return " ".join([names[type(kind)], *filter(None, limits)])
 
 
@@ -111,6 +118,8 @@ def _limit(kind: types.Type, name: str) -> str:
     value = getattr(kind, name, None)
     if value is None:
         return ""
+    if isinstance(value, str):
+        return _LIMITS[name].format(value)
     shown = f"{value:,}" if abs(value) < 1 << 30 else f"2^{int(value).bit_length()} - 1"
     return _LIMITS[name].format(shown)
 

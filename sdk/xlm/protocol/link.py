@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from xlm.protocol.messages import Sampling, Usage
+from xlm.protocol.messages import ImageEncoding, Sampling, Usage
 
 # -- the planner's view of a model -----------------------------------------------
 
@@ -45,6 +45,16 @@ class Weight(Struct, kw_only=True, frozen=True, array_like=True):
     n_bytes: int
 
 
+class Projector(Struct, kw_only=True, frozen=True):
+    """The vision part of a model, from its projector file."""
+
+    name: str
+    kind: str = ""  # clip.projector_type
+    file_bytes: int = 0
+    n_embd: int = 0
+    max_image_tokens: int = 0  # of one image in the context; 0: unknown
+
+
 class ModelFacts(Struct, kw_only=True, frozen=True):
     """What the planner knows of the loaded model."""
 
@@ -66,6 +76,7 @@ class ModelFacts(Struct, kw_only=True, frozen=True):
     n_sessions: int = 1  # kv_bytes of the sub-layers are those of so many sequences of n_ctx
     kv_type: str = "f16"
     weights: list[Weight] = []  # the file's tensors, for their exact shapes and types; empty: not known
+    projector: Projector | None = None  # None: the model takes no images
 
 
 # kv_streaming: attention on the device without a lasting KV copy. ring_across_steps: what is prefetched at a step's end
@@ -136,6 +147,7 @@ class ModelConfig(Struct, kw_only=True, omit_defaults=True):
     n_threads: int = 0  # 0: physical cores
     kv_type: Literal["f16", "q8_0"] = "f16"
     chat_template: str = ""
+    mmproj: str = ""  # projector file; empty: none
 
 
 class Start(ToEngine, tag="start"):
@@ -180,6 +192,8 @@ class Generate(ToEngine, tag="generate"):
     overflow: Literal["error", "shift"] = "error"
     replay: list[int] = []
     cause: str = ""
+    images: list[str] = []  # upload keys of this turn's images, in order
+    context_images: list[str] = []  # those of the images within ``context``, in order
 
 
 class CancelGeneration(ToEngine, tag="cancel"):
@@ -210,8 +224,31 @@ class SetPace(ToEngine, tag="pace"):
     max_gap_ns: int = 1_000_000_000
 
 
+class ImagePart(ToEngine, tag="image_part"):
+    """Some bytes of an image, as WantImage asked; ``total_bytes`` 0: the broker has no such image (any more)."""
+
+    key: str
+    total_bytes: int = 0
+    encoding: ImageEncoding = "encoded"
+    width: int = 0
+    height: int = 0
+    stride: int = 0
+    bottom_up: bool = False
+    offset: int = 0
+    data: bytes = b""
+
+
 BrokerToEngine = (
-    Start | SetEngineBudget | SetSchedule | Generate | CancelGeneration | DropSession | Probe | Stop | SetPace
+    Start
+    | SetEngineBudget
+    | SetSchedule
+    | Generate
+    | CancelGeneration
+    | DropSession
+    | Probe
+    | Stop
+    | SetPace
+    | ImagePart
 )
 
 
@@ -287,6 +324,7 @@ class Finished(FromEngine, tag="finished"):
     context_delta: bytes = b""
     context_keep: list[tuple[int, int]] = []  # ranges [start, end) of the old context that stay, in order
     text: str = ""
+    context_images: list[str] = []  # upload keys of the images in the context as it then is, in order
 
 
 class GenerationFailed(FromEngine, tag="generation_failed"):
@@ -321,6 +359,27 @@ class Stats(FromEngine, tag="stats"):
     steps: int = 0  # loop turns of the decode thread: stands still while it hangs
 
 
+class WantImage(FromEngine, tag="want_image"):
+    """Asks for bytes of an image. Answered by one ImagePart.
+
+    The engine pulls, a piece at a time, so that a budget never waits behind more than one of them.
+    """
+
+    key: str
+    offset: int = 0
+    max_bytes: int = 256 << 10
+
+
 EngineToBroker = (
-    Started | Progress | Loaded | Failed | Released | ScheduleApplied | Piece | Finished | GenerationFailed | Stats
+    Started
+    | Progress
+    | Loaded
+    | Failed
+    | Released
+    | ScheduleApplied
+    | Piece
+    | Finished
+    | GenerationFailed
+    | Stats
+    | WantImage
 )

@@ -29,6 +29,12 @@ LONGEST_FRAME_MS = (1 << 47) - 1  # over any 64-bit count of nanoseconds: a PC m
 FrameMillis = Annotated[float, Meta(ge=0.0, le=LONGEST_FRAME_MS)]
 Count = Annotated[int, Meta(ge=0, le=(1 << 53) - 1)]
 Unit = Annotated[float, Meta(ge=0.0, le=1.0)]
+IMAGE_CHUNK_BYTES = 256 << 10
+IMAGE_WINDOW = 4  # chunks a client may have under way without an answer
+ImageKey = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Side = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+# "encoded": a PNG, JPEG, WebP … file; the others: 8 bits a channel, in this order in memory, x is ignored
+ImageEncoding = Literal["encoded", "rgb8", "rgba8", "rgbx8", "bgra8", "bgrx8"]
 
 
 class Message(Struct, tag_field="t", omit_defaults=True, kw_only=True):
@@ -113,6 +119,7 @@ class Say(Message, tag="say"):
     sampling: Sampling = field(default_factory=Sampling)
     stop: Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=16)] = []
     priority: Annotated[int, Meta(ge=-100, le=100)] = 0
+    images: Annotated[list[ImageKey], Meta(max_length=64)] = []  # uploaded before, in the order the model sees them
 
 
 class Cancel(Message, tag="cancel"):
@@ -141,7 +148,51 @@ class Frame(Message, tag="frame"):
     pacing: Literal["off", "steps", "shrink"] = "steps"
 
 
-Request = Hello | Ping | Goodbye | SetBudget | Reserve | OpenSession | CloseSession | Say | Cancel | GetStatus | Frame
+class ImageBegin(Message, tag="image_begin"):
+    """The bytes of an image will follow. Answered by IMAGE; ``ready``: the broker has it already, send nothing.
+
+    ``key`` names what is uploaded: see docs/protocol.md, "Images". Beginning anew forgets an unfinished upload.
+    """
+
+    key: ImageKey
+    total_bytes: Size
+    encoding: ImageEncoding = "encoded"
+    width: Side = 0  # of all but "encoded", where the file says it
+    height: Side = 0
+    stride: Size = 0  # bytes from row to row; the last row has no padding
+    bottom_up: bool = False  # the first row in memory is the lowest one
+
+
+class ImageChunk(Message, tag="image_chunk"):
+    """The next bytes of an image, without gap or overlap. Answered by IMAGE."""
+
+    key: ImageKey
+    offset: Size
+    data: Annotated[bytes, Meta(min_length=1, max_length=IMAGE_CHUNK_BYTES)]
+
+
+class ImageEnd(Message, tag="image_end"):
+    """All bytes were sent. Answered by IMAGE, ``ready``, if they are those of ``key``."""
+
+    key: ImageKey
+
+
+Request = (
+    Hello
+    | Ping
+    | Goodbye
+    | SetBudget
+    | Reserve
+    | OpenSession
+    | CloseSession
+    | Say
+    | Cancel
+    | GetStatus
+    | Frame
+    | ImageBegin
+    | ImageChunk
+    | ImageEnd
+)
 
 
 # -- broker -> client ---------------------------------------------------------
@@ -226,6 +277,14 @@ class Notice(Message, tag="notice"):
     detail: dict[str, Any] = {}
 
 
+class Image(Message, tag="image"):
+    """How far an upload is."""
+
+    key: ImageKey
+    received_bytes: Size = 0
+    ready: bool = False  # whole and verified: SAY may name it
+
+
 class Status(Message, tag="status"):
     """Answer to get_status: the maps' keys are described in docs/protocol.md."""
 
@@ -237,6 +296,7 @@ class Status(Message, tag="status"):
     clients: list[dict[str, Any]] = []
     sessions: list[dict[str, Any]] = []
     throughput: dict[str, Any] = {}
+    vision: dict[str, Any] = {}
 
 
-Reply = Welcome | Ok | Pong | Error | Lease | Session | Tokens | Done | Notice | Status
+Reply = Welcome | Ok | Pong | Error | Lease | Session | Tokens | Done | Notice | Status | Image

@@ -133,6 +133,18 @@ enum {
     XLM_ERROR_ENDPOINT_TOO_LONG  = -402,
     XLM_ERROR_ENDPOINT_NOT_LOCAL = -403,
     XLM_ERROR_ENDPOINT_FORBIDDEN = -404,
+    /* images */
+    XLM_ERROR_IMAGE_CORRUPT        = -320, /* the file cannot be decoded */
+    XLM_ERROR_IMAGE_EMPTY          = -321,
+    XLM_ERROR_IMAGE_TOO_LARGE      = -322,
+    XLM_ERROR_IMAGE_ANIMATED       = -323,
+    XLM_ERROR_IMAGE_UNSUPPORTED    = -324, /* a format or a colour space that is not taken */
+    XLM_ERROR_IMAGE_UNKNOWN        = -325,
+    XLM_ERROR_IMAGE_UPLOAD_INVALID = -326,
+    XLM_ERROR_IMAGE_HASH_MISMATCH  = -327,
+    XLM_ERROR_IMAGE_STORE_FULL     = -328, /* the images of living conversations fill the broker's store */
+    XLM_ERROR_TOO_MANY_IMAGES      = -329, /* for one turn, or for the context */
+    XLM_ERROR_VISION_UNAVAILABLE   = -330, /* the model takes no images */
     /* model files */
     XLM_ERROR_MODEL_NOT_FOUND            = -500,
     XLM_ERROR_MODEL_IS_DIRECTORY         = -501,
@@ -144,6 +156,9 @@ enum {
     XLM_ERROR_MODEL_MISSING_TOKENIZER    = -507,
     XLM_ERROR_MODEL_TOO_LARGE            = -508,
     XLM_ERROR_MODEL_INVALID              = -509,
+    XLM_ERROR_PROJECTOR_NOT_FOUND        = -510,
+    XLM_ERROR_PROJECTOR_INVALID          = -511,
+    XLM_ERROR_PROJECTOR_MISMATCH         = -512,
     /* devices */
     XLM_ERROR_DEVICE_NOT_FOUND     = -600,
     XLM_ERROR_DEVICE_LOST          = -601,
