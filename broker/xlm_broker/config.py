@@ -63,6 +63,11 @@ class Options:
     max_clients: int = 64
     pace_min_duty: float = 0.05  # the share of time generation keeps however late the games' frames are
     engine_command: str = ""  # for tests: run this instead of the engine
+    mmproj: str = ""  # the model's projector; empty: it takes no images
+    image_max: str = "64MiB"
+    images_per_say: int = 8
+    image_store: str = "256MiB"  # of one client
+    image_store_all: str = "1GiB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +79,16 @@ class BudgetPolicy:
     idle_bytes: int = 0
     max_bytes: int | None = None
     headroom_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageLimits:
+    """Of uploaded images: one image, one turn, one client, all clients."""
+
+    max_bytes: int = 64 << 20
+    per_say: int = 8
+    client_bytes: int = 256 << 20
+    store_bytes: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +109,7 @@ class Config:
     pace_min_duty: float = 0.05
     engine_command: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    images: ImageLimits = field(default_factory=ImageLimits)
 
 
 def build(options: Options, *, find_devices: Callable[[], Devices] = detect) -> Config:
@@ -115,7 +131,22 @@ def build(options: Options, *, find_devices: Callable[[], Devices] = detect) -> 
         pace_min_duty=_in_range("--pace-min-duty", options.pace_min_duty, 0.01, 1.0),
         engine_command=tuple(shlex.split(options.engine_command, posix=sys.platform != "win32")),
         warnings=tuple(warnings),
+        images=_images(options),
     )
+
+
+def _images(options: Options) -> ImageLimits:
+    """Each limit holds what the one before it allows."""
+    limits = ImageLimits(
+        max_bytes=_size("--image-max", options.image_max),
+        per_say=int(_in_range("--images-per-say", options.images_per_say, 1, 64)),
+        client_bytes=_size("--image-store", options.image_store),
+        store_bytes=_size("--image-store-all", options.image_store_all),
+    )
+    if not 1 <= limits.max_bytes <= limits.client_bytes <= limits.store_bytes:
+        problem = "--image-max is at least 1 and at most --image-store, which is at most --image-store-all"
+        raise _option_error("--image-store", problem)
+    return limits
 
 
 def _endpoint(options: Options) -> Endpoint:
@@ -187,17 +218,18 @@ def _model(options: Options) -> ModelConfig:
         n_threads=int(_in_range("--threads", options.threads, 0, 1024)),
         kv_type=cast(KvType, _choice("--kv-type", options.kv_type, KvType)),
         chat_template=_template(options.chat_template),
+        mmproj=str(_model_path(options.mmproj, "--mmproj")) if options.mmproj else "",
     )
 
 
-def _model_path(text: str) -> Path:
+def _model_path(text: str, option: str = "--model") -> Path:
     if not text or "\0" in text:
-        raise ModelError(f"--model: {text!r} is not a path", code="model_not_found")
+        raise ModelError(f"{option}: {text!r} is not a path", code="model_not_found")
     path = Path(text).expanduser().absolute()
     try:
         str(path).encode("utf-8")
     except UnicodeEncodeError as error:  # bytes of the command line that are no text come as surrogates
-        raise _option_error("--model", f"{str(path)!r} is not UTF-8; rename the file or its folder") from error
+        raise _option_error(option, f"{str(path)!r} is not UTF-8; rename the file or its folder") from error
     return path
 
 

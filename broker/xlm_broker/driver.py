@@ -28,6 +28,7 @@ from xlm.protocol import codec, link, messages
 from xlm.protocol.keys import server_keys
 from xlm_broker import broker_version
 from xlm_broker.config import Config
+from xlm_broker.image_store import ImageStore
 from xlm_broker.nvml import GpuMemory, NvmlWatcher, Reading
 from xlm_broker.planner import PriorityPlanner
 from xlm_broker.ready import ReadyFile
@@ -61,6 +62,7 @@ class Driver:
         self._server = Server(self._context, config.endpoint)
         self._timing = timing or machine_timing(config)
         self._make_machine = make_machine or (lambda made: Machine(made, PriorityPlanner()))
+        self._images = ImageStore()
         self._pending: deque[events.Event] = deque()
         self._handling = False
         self._reclaims = Latencies()
@@ -169,7 +171,13 @@ class Driver:
                 max_bytes=budget.max_bytes,
                 headroom_bytes=budget.headroom_bytes,
             ),
-            limits=settings.Limits(max_clients=config.max_clients),
+            limits=settings.Limits(
+                max_clients=config.max_clients,
+                max_image_bytes=config.images.max_bytes,
+                max_images_per_say=config.images.per_say,
+                max_client_image_bytes=config.images.client_bytes,
+                max_image_store_bytes=config.images.store_bytes,
+            ),
             timing=self._timing,
             broker_version=broker_version(),
             endpoint=self._server.address,
@@ -269,6 +277,24 @@ class Driver:
             case actions.StopBroker():
                 self._log.info("broker_stopping", reason=action.reason, exit_code=action.exit_code)
                 self._stop(action.exit_code)
+            case _:
+                self._perform_image(action)
+
+    def _perform_image(self, action: actions.ImageAction) -> None:
+        match action:
+            case actions.BeginUpload():
+                self._images.begin(action.upload_id, action.layout)
+            case actions.StoreChunk():
+                self._images.add(action.upload_id, action.data)
+            case actions.EndUpload():
+                good = self._images.end(action.upload_id, action.key)
+                self._pending.append(events.ImageVerified(action.upload_id, good))
+            case actions.DropUpload():
+                self._images.forget_upload(action.upload_id)
+            case actions.DropImage():
+                self._images.drop(action.key)
+            case actions.SendImagePart():
+                self._supervisor.send(self._images.part(action.layout, action.offset, action.max_bytes))
 
     def _write_log(self, action: actions.Log) -> None:
         fields = {**action.fields, "cause": action.cause} if action.cause else action.fields
@@ -314,12 +340,10 @@ class Driver:
 
     # -- the model's file, NVML, the ready-file ----------------------------------------
 
-    def _model_stat(self) -> tuple[int, int] | None:
-        try:
-            info = os.stat(self._config.model.path)
-        except (OSError, ValueError):
-            return None
-        return info.st_size, info.st_mtime_ns
+    def _model_stat(self) -> list[tuple[int, int] | None]:
+        """Of the model and its projector."""
+        model = self._config.model
+        return [_file_stat(path) for path in (model.path, model.mmproj) if path]
 
     def _poll_model(self) -> None:
         found = self._model_stat()
@@ -363,6 +387,14 @@ class Driver:
             self._ready.offer(self._machine.status(time.monotonic_ns()))
         except Exception:
             self._log.exception("ready_file_failed", path=str(self._config.ready_file))
+
+
+def _file_stat(path: str) -> tuple[int, int] | None:
+    try:
+        info = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return info.st_size, info.st_mtime_ns
 
 
 def error_reply(error: XlmError, request_id: int, cause: str) -> messages.Error:

@@ -28,6 +28,8 @@ Examples:
       the small demo model; a real GPU if there is one, else the virtual GPU
   xlm-broker --model npc.gguf --budget 3GiB
       never more than 3 GiB of VRAM
+  xlm-broker --model eyes.gguf --mmproj mmproj-eyes.gguf
+      a model that sees: npc.say("What is this?", images=["frame.png"])
   xlm-broker --model npc.gguf --budget-from-game --budget-idle 1GiB
       the running game decides; 1 GiB while none is connected
   xlm-broker --model demo --device sim --sim-vram 96MiB --sim-link 12
@@ -120,6 +122,15 @@ def run(
         float, _option("--pace-min-duty", "The share of time generation keeps while a game's frames are late.")
     ] = _DEFAULTS["pace_min_duty"],
     max_clients: Annotated[int, _option("--max-clients", "Connections at once.")] = _DEFAULTS["max_clients"],
+    mmproj: Annotated[
+        str, _option("--mmproj", "Projector (GGUF) that belongs to the model: it can see images then.")
+    ] = "",
+    image_max: Annotated[str, _option("--image-max", "Largest image a client may upload.")] = _DEFAULTS["image_max"],
+    images_per_say: Annotated[int, _option("--images-per-say", "Images in one turn.")] = _DEFAULTS["images_per_say"],
+    image_store: Annotated[str, _option("--image-store", "Images kept for one client.")] = _DEFAULTS["image_store"],
+    image_store_all: Annotated[str, _option("--image-store-all", "Images kept for all clients.")] = _DEFAULTS[
+        "image_store_all"
+    ],
     engine_command: Annotated[str, _option("--engine-command", "", hidden=True)] = "",
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and end.", callback=_print_version, is_eager=True)

@@ -74,4 +74,52 @@ class StopBroker:
     reason: str = ""
 
 
-Action = SendClient | SendEngine | SpawnEngine | KillEngine | ForgetClient | Log | StopBroker
+@dataclass(frozen=True, slots=True)
+class BeginUpload:
+    """The bytes of an image will come under this number. The layout is part of what its key names."""
+
+    upload_id: int
+    layout: messages.ImageBegin
+
+
+@dataclass(frozen=True, slots=True)
+class StoreChunk:
+    """The next bytes of an upload."""
+
+    upload_id: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EndUpload:
+    """Keep the bytes under ``key`` if they are what it names, else forget them. Answered by ImageVerified."""
+
+    upload_id: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropUpload:
+    """Forget the bytes of an unfinished upload. Safe to repeat."""
+
+    upload_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropImage:
+    """Forget the bytes of an image."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendImagePart:
+    """Send the engine some bytes of an image, as a link.ImagePart."""
+
+    layout: messages.ImageBegin
+    offset: int
+    max_bytes: int
+
+
+ImageAction = BeginUpload | StoreChunk | EndUpload | DropUpload | DropImage | SendImagePart
+Action = SendClient | SendEngine | SpawnEngine | KillEngine | ForgetClient | Log | StopBroker | ImageAction

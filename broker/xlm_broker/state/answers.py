@@ -13,6 +13,7 @@ from xlm.protocol import link, messages
 
 from .core import Client, Core
 from .engine import Engine
+from .images import Images
 from .sessions import Session, Sessions
 
 MAX_DEATHS = 3  # of the engine under one answer without a new token: the answer is the likely reason
@@ -44,9 +45,9 @@ class Answers:
 
     # -- requests -------------------------------------------------------------------
 
-    def say(self, client: Client, request: messages.Say, sessions: Sessions) -> None:
+    def say(self, client: Client, request: messages.Say, sessions: Sessions, images: Images) -> None:
         session = sessions.find(client, request.session_id)
-        refusal = self._refusal(client, request, session)
+        refusal = self._refusal(client, request, session) or images.check_say(client, request.images)
         if refusal is not None or session is None:
             return self._core.fail(client.identity, request.id, refusal or from_code("session_unknown", ""))
         answer = Answer(self._core.count(), client.identity, request, session, self._core.cause, self._core.now_ns)
@@ -138,6 +139,8 @@ class Answers:
                 overflow="shift" if session.overflow == "shift" else "error",
                 replay=list(answer.delivered),
                 cause=answer.cause,
+                images=list(request.images),
+                context_images=list(session.images),
             )
         )
         if answer.cancelled:
@@ -169,7 +172,9 @@ class Answers:
         answer = self.live.get(report.gen_id)
         if answer is None or not answer.sent:
             return
-        answer.session.finish(report.context_delta, report.context_keep)
+        known = {*answer.session.images, *answer.request.images}
+        images = [key for key in report.context_images if key in known]
+        answer.session.finish(report.context_delta, report.context_keep, images)
         self._end(answer, messages.Done(finish_reason=report.finish_reason, usage=report.usage))
 
     def generation_failed(self, report: link.GenerationFailed) -> None:
@@ -218,6 +223,10 @@ class Answers:
     def _close(self, answer: Answer) -> None:
         del self.live[answer.gen_id]
         answer.session.gen_id = None
+
+    def images(self) -> set[str]:
+        """Keys of the images that answers in progress were asked about."""
+        return {key for answer in self.live.values() for key in answer.request.images}
 
     @property
     def oldest_sent(self) -> Answer | None:

@@ -211,7 +211,8 @@ class EngineLife:
         return Problem("engine_failed", f"the engine died {failures} times in a row; last: {last.message}")
 
     def _outlook(self, problem: Problem) -> str:
-        path = self._core.settings.model.path
+        model = self._core.settings.model
+        path = model.mmproj if problem.code.startswith("projector_") else model.path
         if _of_model(problem.code):
             return f"the broker stays up, and loads {path} as soon as that file appears or changes"
         return "the broker stays up and refuses to generate until it is started again"

@@ -118,6 +118,14 @@ class ModelFileChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageVerified:
+    """The store has compared an upload with its key: ``good``, and kept, or forgotten."""
+
+    upload_id: int
+    good: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed; due at ``Machine.next_deadline_ns()`` at the latest, harmless at any time."""
 
@@ -141,6 +149,7 @@ Event = (
     | EngineExited
     | DeviceReport
     | ModelFileChanged
+    | ImageVerified
     | Tick
     | ShutdownRequested
 )

@@ -32,12 +32,14 @@ from .events import (
     EngineMessage,
     EngineSpawned,
     Event,
+    ImageVerified,
     ModelFileChanged,
     SendDrained,
     SendStalled,
     ShutdownRequested,
     Tick,
 )
+from .images import Images
 from .leases import Leases
 from .pacing import Pacing
 from .ports import Planner
@@ -57,6 +59,7 @@ class Machine:
         self._schedules = Schedules(self._core, self._engine, planner)
         self._answers = Answers(self._core, self._engine)
         self._sessions = Sessions(self._core, self._engine, lambda session, tell: self._answers.abandon(session, tell))
+        self._images = Images(self._core, self._needed_images)
         self._watch = DeviceWatch(self._core, self._engine)
         self._pacing = Pacing(self._core)
         self._leases = Leases(self._core, self._lease_ended, self._lease_moved)
@@ -75,6 +78,7 @@ class Machine:
             self._answers,
             self._watch,
             self._pacing,
+            self._images,
         )
 
     # -- the interface --------------------------------------------------------------
@@ -91,6 +95,7 @@ class Machine:
         self._arbitrate()
         self._pacing.order(self._engine.ready)
         self._leases.drop_overflowed()
+        self._images.sweep()
         if isinstance(event, Tick) and not self._budgets.changed:
             self._schedules.pass_time()
         return self._core.take()
@@ -121,6 +126,7 @@ class Machine:
         self._life.validate()
         self._watch.validate()
         self._pacing.validate()
+        self._images.validate()
 
     # -- stages ---------------------------------------------------------------------
 
@@ -149,6 +155,8 @@ class Machine:
                 self._leases.drained(event.client)
             case DeviceReport():
                 self._device_report(event)
+            case ImageVerified():
+                self._images.verified(event.upload_id, good=event.good)
             case _:
                 self._engine_event(event)
 
@@ -225,14 +233,25 @@ class Machine:
             case messages.CloseSession():
                 self._sessions.close(client, request)
             case messages.Say():
-                self._answers.say(client, request, self._sessions)
+                self._answers.say(client, request, self._sessions, self._images)
             case messages.Cancel():
                 self._answers.cancel(client, request)
+            case messages.ImageBegin():
+                self._images.begin(client, request)
+            case messages.ImageChunk():
+                self._images.chunk(client, request)
+            case messages.ImageEnd():
+                self._images.end(client, request)
             case _:
                 text = f"{type(request).__name__} is no request"
                 self._core.fail(client.identity, request.id, from_code("unknown_type", text))
 
+    def _needed_images(self) -> set[str]:
+        history = {key for session in self._sessions.live.values() for key in session.images}
+        return history | self._answers.images()
+
     def _lease_ended(self, client: Client, keep_sessions: bool) -> None:
+        self._images.lease_ended(client)
         self._pacing.lease_ended(client)
         self._answers.lease_ended(client)
         self._sessions.lease_ended(client, keep_sessions)
@@ -264,6 +283,8 @@ class Machine:
                 self._answers.finished(message)
             case link.GenerationFailed():
                 self._answers.generation_failed(message)
+            case link.WantImage():
+                self._images.want(message)
             case link.Stats():
                 self._budgets.measured(message)
                 budgets, slowed = self._budgets, self._pacing.slows

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from xlm.protocol import link, messages
 
@@ -24,15 +24,17 @@ class Session:
     turns: int = 0
     gen_id: int | None = None  # the answer in progress
     grace_ns: int | None = None
+    images: list[str] = field(default_factory=list)  # keys of those in the context, in order
 
     @property
     def n_tokens(self) -> int:
         return len(self.context) // TOKEN_BYTES
 
-    def finish(self, delta: bytes, keep: list[tuple[int, int]]) -> None:
-        """Takes up a finished turn: the kept ranges of the old context, then the new tokens."""
+    def finish(self, delta: bytes, keep: list[tuple[int, int]], images: Iterable[str] = ()) -> None:
+        """Takes up a finished turn: the kept ranges of the old context, then the new tokens; the images of both."""
         kept = (self.context[TOKEN_BYTES * max(0, a) : TOKEN_BYTES * max(0, a, b)] for a, b in keep)
         self.context = b"".join(kept) + delta[: len(delta) // TOKEN_BYTES * TOKEN_BYTES]
+        self.images = list(images)
         self.turns += 1
 
 

@@ -38,6 +38,12 @@ class Limits:
     max_outbox: int = 1024  # messages kept for a stalled client; one more ends its lease
     max_outbox_bytes: int = 4 << 20  # the same for what they weigh; an answer of ordinary length is some 10 KiB
     max_expired: int = 1024  # identities remembered to say lease_expired instead of not_connected
+    max_image_bytes: int = 64 << 20  # of one image, as it is uploaded
+    max_images_per_say: int = 8
+    max_client_image_bytes: int = 256 << 20  # images and unfinished uploads of one client
+    max_client_images: int = 1024  # the same as a number
+    max_uploads: int = 16  # unfinished, of one client
+    max_image_store_bytes: int = 1 << 30  # of all clients
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xlm.protocol import link, messages
+from xlm.protocol import images, link, messages
 from xlm_broker.planner.report import explain
 
 from .answers import Answers
@@ -15,6 +15,7 @@ from .budgets import Budgets
 from .core import Client, Core
 from .device_watch import DeviceWatch
 from .engine import Engine, Problem
+from .images import Images
 from .leases import HEARTBEATS_PER_TTL
 from .pacing import Pacing
 from .schedules import Schedules
@@ -37,10 +38,12 @@ class StatusReport:
         answers: Answers,
         watch: DeviceWatch,
         pacing: Pacing,
+        images: Images,
     ) -> None:
         self._core, self._engine, self._budgets = core, engine, budgets
         self._schedules, self._sessions, self._answers, self._watch = schedules, sessions, answers, watch
         self._pacing = pacing
+        self._images = images
         self._ttl_ns = HEARTBEATS_PER_TTL * core.settings.timing.heartbeat_ns
         self._explained: tuple[link.Schedule | None, dict[str, Any]] = (None, {})
 
@@ -54,6 +57,7 @@ class StatusReport:
             clients=[self._client(client, now_ns) for client in self._core.clients.values()],
             sessions=[self._session(session) for session in self._sessions.live.values()],
             throughput=self._throughput(),
+            vision=self._vision(),
         )
 
     def _broker(self, now_ns: int, started_ns: int) -> dict[str, Any]:
@@ -179,6 +183,25 @@ class StatusReport:
             "busy": session.gen_id is not None,
             "answering": session.gen_id is not None,
             "waiting_for_client": session.client is None,
+        }
+
+    def _vision(self) -> dict[str, Any]:
+        limits, model, path = self._core.settings.limits, self._engine.model, self._core.settings.model.mmproj
+        projector = model.projector if model is not None else None
+        names = ("name", "kind", "file_bytes", "max_image_tokens")
+        facts = {name: getattr(projector, name) for name in names} if projector is not None else {}
+        return {
+            "available": projector is not None,
+            "projector": {"path": path, **facts} if path else None,
+            "max_side": images.MAX_SIDE,
+            "max_pixels": images.MAX_PIXELS,
+            "image_max_bytes": limits.max_image_bytes,
+            "images_per_say": limits.max_images_per_say,
+            "store_bytes_per_client": limits.max_client_image_bytes,
+            "store_bytes": limits.max_image_store_bytes,
+            "images": len(self._images.pictures),
+            "image_bytes": self._images.stored_bytes,
+            "uploads": len(self._images.uploads),
         }
 
     def _throughput(self) -> dict[str, Any]:

@@ -59,9 +59,9 @@ def check_layout(layout: Layout) -> None:
 def check_size(width: int, height: int) -> None:
     """Raises ImageError (``image_empty``, ``image_too_large``)."""
     if width < 1 or height < 1:
-        raise ImageError(f"an image of {width}×{height} pixels has no pixels", code="image_empty")
+        raise ImageError(f"an image of {width}x{height} pixels has no pixels", code="image_empty")
     if max(width, height) > MAX_SIDE or width * height > MAX_PIXELS:
-        text = f"{width}×{height} pixels are more than {MAX_SIDE} a side or {MAX_PIXELS / 1e6:g} million"
+        text = f"{width}x{height} pixels are more than {MAX_SIDE} a side or {MAX_PIXELS / 1e6:g} million"
         raise ImageError(text, code="image_too_large")
 
 
@@ -72,5 +72,5 @@ def _check_rows(layout: Layout) -> None:
         raise ImageError(text, code="image_upload_invalid")
     expected = layout.stride * (layout.height - 1) + row_bytes
     if layout.total_bytes != expected:
-        text = f"{layout.width}×{layout.height} pixels in rows of {layout.stride} bytes take {expected} bytes"
+        text = f"{layout.width}x{layout.height} pixels in rows of {layout.stride} bytes take {expected} bytes"
         raise ImageError(f"{text}, not {layout.total_bytes}", code="image_upload_invalid")

@@ -8,11 +8,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.unit.state.world import CARD, GAME, MIB, MS, BudgetSettings, Limits, World
 from xlm.protocol import link, messages
+from xlm.protocol.images import upload_key
 from xlm_broker.state import actions, events
 
 CLIENTS = st.sampled_from([b"a", b"b", b"c", b"d"])
 SIZES = st.sampled_from([0, 1, MIB, 9 * MIB, 40 * MIB, CARD // 2, CARD, CARD * 13 // 10, messages.MAX_BYTES])
 BUDGETS = st.sampled_from([GAME, BudgetSettings(headroom_bytes=8 * MIB), BudgetSettings(fixed_bytes=50 * MIB)])
+MODEL = link.ModelConfig(path="model.gguf", n_ctx=1024, mmproj="projector.gguf")
+PICTURES = [bytes([number]) * number for number in (7, 12, 20, 33, 41)]  # the last one is over the limit
 TERMINAL = (
     messages.Lease,
     messages.Error,
@@ -22,6 +25,7 @@ TERMINAL = (
     messages.Session,
     messages.Welcome,
     messages.Status,
+    messages.Image,
 )
 
 
@@ -30,8 +34,19 @@ class Everything(RuleBasedStateMachine):
 
     @initialize(budget=BUDGETS, loaded=st.sampled_from([True, True, True, False]))
     def start(self, budget: BudgetSettings, loaded: bool) -> None:
-        limits = Limits(max_clients=3, max_sessions=3, max_answers=3, max_budget_requests=4, max_outbox=12)
-        self.world = World(budget=budget, limits=limits)
+        limits = Limits(
+            max_clients=3,
+            max_sessions=3,
+            max_answers=3,
+            max_budget_requests=4,
+            max_outbox=12,
+            max_image_bytes=40,
+            max_images_per_say=2,
+            max_client_image_bytes=64,
+            max_uploads=2,
+            max_image_store_bytes=96,
+        )
+        self.world = World(budget=budget, limits=limits, model=MODEL)
         self.world.engine.auto = False
         self.asked: dict[int, bytes] = {}  # request id -> client
         self.excused: set[int] = set()  # its client's lease ended before the answer
@@ -105,7 +120,33 @@ class Everything(RuleBasedStateMachine):
         if session not in [entry["session_id"] for entry in self.world.status().sessions]:
             self._open(owner, "")
             session = list(self.sessions)[-1]
-        self.ask(stranger or owner, messages.Say(session_id=session, text="hi"))
+        keys = data.draw(st.lists(st.sampled_from([key_of(data) for data in PICTURES]), max_size=3))
+        self.ask(stranger or owner, messages.Say(session_id=session, text="hi", images=keys))
+
+    @rule(client=CLIENTS, data=st.sampled_from(PICTURES), cut=st.integers(0, 41), wrong=st.booleans())
+    def upload(self, client: bytes, data: bytes, cut: int, wrong: bool) -> None:
+        """In two pieces; ``wrong``: other bytes than the key's. A cut at the end is one piece and an empty rest."""
+        key = key_of(data)
+        self.ask(client, messages.ImageBegin(key=key, total_bytes=len(data)))
+        sent = data[::-1][:-1] + b"x" if wrong else data
+        for offset, piece in ((0, sent[:cut]), (cut, sent[cut:])):
+            if piece:
+                self.ask(client, messages.ImageChunk(key=key, offset=offset, data=piece))
+        self.ask(client, messages.ImageEnd(key=key))
+
+    @rule(client=CLIENTS, data=st.sampled_from(PICTURES), what=st.sampled_from(["begin", "chunk", "end"]))
+    def half_an_upload(self, client: bytes, data: bytes, what: str) -> None:
+        key = key_of(data)
+        if what == "begin":
+            self.ask(client, messages.ImageBegin(key=key, total_bytes=len(data)))
+        elif what == "chunk":
+            self.ask(client, messages.ImageChunk(key=key, offset=3, data=data))
+        else:
+            self.ask(client, messages.ImageEnd(key=key))
+
+    @rule(data=st.sampled_from(PICTURES), offset=st.integers(-3, 50))
+    def wanted(self, data: bytes, offset: int) -> None:
+        self.world.engine_says(link.WantImage(key=key_of(data), offset=offset, max_bytes=5))
 
     @rule(data=st.data(), pieces=st.integers(0, 3), end=st.booleans())
     def whole_turn(self, data: st.DataObject, pieces: int, end: bool) -> None:
@@ -248,6 +289,8 @@ class Everything(RuleBasedStateMachine):
         world = self.world
         world.machine.validate()
         assert 0 <= world.effective <= CARD
+        vision = world.status().vision
+        assert world.images.held_bytes <= vision["image_bytes"] <= 96
         assert all(0 <= m.budget_bytes <= CARD for m in world.sent(link.SetEngineBudget))
         for action in world.done[self.seen :]:
             self._check(action)
@@ -322,6 +365,10 @@ class Everything(RuleBasedStateMachine):
                 if isinstance(message, messages.Tokens):
                     assert message.seq == next_seq.get(message.id, 0)
                     next_seq[message.id] = message.seq + 1
+
+
+def key_of(data: bytes) -> str:
+    return upload_key(messages.ImageBegin(key="0" * 64, total_bytes=len(data)), data)
 
 
 Everything.TestCase.settings = settings(

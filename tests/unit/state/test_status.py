@@ -60,7 +60,7 @@ def test_every_documented_key_is_always_there(when: str) -> None:
         world.open(b"game")
     found = maps(world.status())
     assert set(documented()) == {
-        "broker", "engine", "device", "budget", "schedule", "clients", "sessions", "throughput",
+        "broker", "engine", "device", "budget", "schedule", "clients", "sessions", "throughput", "vision",
     }  # fmt: skip
     for name, keys in documented().items():
         assert found[name] or when == "before anything"

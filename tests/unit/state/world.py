@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from xlm.protocol import link, messages
+from xlm.protocol.images import upload_key
+from xlm_broker.image_store import ImageStore
 from xlm_broker.planner import PriorityPlanner
 from xlm_broker.state import actions, events
 from xlm_broker.state.machine import Machine
@@ -110,7 +112,12 @@ class EngineModel:
         if request is None:
             return []
         keep = [(0, len(request.context) // 4)]
-        return [link.Finished(gen_id=gen_id, finish_reason=reason, context_delta=delta, context_keep=keep)]
+        images = [*request.context_images, *request.images]
+        return [
+            link.Finished(
+                gen_id=gen_id, finish_reason=reason, context_delta=delta, context_keep=keep, context_images=images
+            )
+        ]
 
     def stats(self, **changes: Any) -> link.Stats:
         schedule_id = self.schedule.schedule_id if self.schedule is not None else 0
@@ -141,6 +148,8 @@ class World:
         self.to_engine: list[link.ToEngine] = []
         self.done: list[actions.Action] = []  # everything
         self.incarnation = 0
+        self.images = ImageStore()
+        self.parts: list[link.ImagePart] = []  # sent to the engine
         self._ids = 100
 
     # -- driving --------------------------------------------------------------------
@@ -164,6 +173,19 @@ class World:
                 self.to_engine.append(action.message)
                 for answer in self.engine.take(action.message):
                     self.engine_says(answer)
+            case actions.BeginUpload():
+                self.images.begin(action.upload_id, action.layout)
+            case actions.StoreChunk():
+                self.images.add(action.upload_id, action.data)
+            case actions.EndUpload():
+                good = self.images.end(action.upload_id, action.key)
+                self.handle(events.ImageVerified(action.upload_id, good))
+            case actions.DropUpload():
+                self.images.forget_upload(action.upload_id)
+            case actions.DropImage():
+                self.images.drop(action.key)
+            case actions.SendImagePart():
+                self.parts.append(self.images.part(action.layout, action.offset, action.max_bytes))
 
     def engine_says(self, message: link.FromEngine) -> list[actions.Action]:
         return self.handle(events.EngineMessage(self.incarnation, message))
@@ -226,6 +248,24 @@ class World:
         request_id = self.next_id()
         self.request(client, messages.Say(id=request_id, session_id=session_id, text=text, **fields))
         return request_id
+
+    def upload(self, client: bytes, data: bytes, **fields: Any) -> str:
+        """A whole upload of an encoded image; its key."""
+        begin = messages.ImageBegin(key="0" * 64, total_bytes=len(data), **fields)
+        begin.key = upload_key(begin, data)
+        self.image(client, begin)
+        for offset in range(0, len(data), messages.IMAGE_CHUNK_BYTES):
+            piece = data[offset : offset + messages.IMAGE_CHUNK_BYTES]
+            self.image(client, messages.ImageChunk(key=begin.key, offset=offset, data=piece))
+        self.image(client, messages.ImageEnd(key=begin.key))
+        return begin.key
+
+    def image(self, client: bytes, message: messages.Request) -> messages.Message:
+        """One message of an upload, and its answer."""
+        message.id = self.next_id()
+        self.request(client, message)
+        (answer,) = self.answers(client, message.id)
+        return answer
 
     def ping(self, client: bytes = b"game") -> messages.Message:
         self.request(client, messages.Ping(id=self.next_id()))
