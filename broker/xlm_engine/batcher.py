@@ -6,10 +6,10 @@ cancelled, a schedule is taken over, copies are uploaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from xlm.errors import DeviceError, EngineError, GenerationError, SessionError, XlmError
+from xlm.errors import DeviceError, EngineError, GenerationError, ImageError, SessionError, XlmError
 from xlm.protocol import link
 from xlm_engine import logs, shapes
 from xlm_engine.generation import FinishReason, Generation
@@ -19,6 +19,7 @@ from xlm_engine.prompt import Prompts
 from xlm_engine.runtime import Logits, Row, Runtime, StepFailed
 from xlm_engine.sampling import Candidates, Sampler
 from xlm_engine.sessions import Sequences
+from xlm_engine.vision.image import Image
 
 SETTLE_BUSY_BYTES: Final = 8 << 20  # between two steps: under a millisecond on a PCIe 3 link
 SETTLE_IDLE_BYTES: Final = 32 << 20
@@ -61,9 +62,15 @@ class Batcher:
 
     # -- messages
 
-    def generate(self, request: link.Generate) -> None:
+    def images_needed(self, request: link.Generate) -> list[str]:
+        """Upload keys of the images that ``generate`` needs decoded."""
+        return []
+
+    def generate(self, request: link.Generate, images: Mapping[str, Image]) -> None:
         """Takes a request; every failure is answered by GenerationFailed."""
         try:
+            if request.images:
+                raise ImageError("this model takes no images", code="vision_unavailable")
             self._waiting.append(self._new_generation(request))
         except XlmError as error:
             self._fail_request(request, error)

@@ -37,13 +37,24 @@ class Wake:
     """In the inbox: something changed that the decode thread should look at (a budget grew)."""
 
 
-Message = link.BrokerToEngine | Wake
+@dataclass(frozen=True, slots=True)
+class ImagesChanged:
+    """In the inbox: an image that a turn may wait for was decoded, or has failed."""
+
+
+Message = link.BrokerToEngine | Wake | ImagesChanged
 
 
 class BudgetTarget(Protocol):
     """What a budget change is carried out on; thread safe."""
 
     def set_budget(self, request: link.SetEngineBudget, timeout_ns: int) -> link.Released: ...
+
+
+class ImageSink(Protocol):
+    """Takes pieces of images; thread safe. What it answers is sent to the broker."""
+
+    def take_part(self, part: link.ImagePart) -> link.WantImage | None: ...
 
 
 class Channel:
@@ -62,6 +73,7 @@ class Channel:
         self._parent: Final = parent_pid
         self._closing: Final = threading.Event()
         self._target: BudgetTarget | None = None
+        self._images: ImageSink | None = None
         self._waiting: link.SetEngineBudget | None = None
         self._told = False  # that the waiting release is not complete
         self._next_stats = 0.0
@@ -97,6 +109,10 @@ class Channel:
     def attach(self, target: BudgetTarget) -> None:
         """The device is open: budgets are carried out from now on, also one that came before."""
         self._target = target
+
+    def attach_images(self, sink: ImageSink) -> None:
+        """Pieces of images go there, beside a running step."""
+        self._images = sink
 
     def close(self) -> None:
         """Sends what is queued and stops the thread."""
@@ -156,8 +172,15 @@ class Channel:
             self._waiting, self._told = message, False
         elif isinstance(message, link.Probe) and not message.recover:
             self._send(self._stats())
+        elif isinstance(message, link.ImagePart):
+            self._take_part(message)
         else:
             self.inbox.put(message)
+
+    def _take_part(self, part: link.ImagePart) -> None:
+        request = self._images.take_part(part) if self._images is not None else None
+        if request is not None:
+            self._send(request)
 
     # -- budgets
 

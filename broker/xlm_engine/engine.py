@@ -17,7 +17,9 @@ from xlm.protocol import link
 from xlm_engine import device as devices
 from xlm_engine import gguf_check, logs, template_child, warmup
 from xlm_engine.batcher import Batcher
-from xlm_engine.channel import Channel, Message, Wake
+from xlm_engine.channel import Channel, ImagesChanged, Message, Wake
+from xlm_engine.images.gate import Gate
+from xlm_engine.images.source import Images
 from xlm_engine.llama_log import LlamaLog
 from xlm_engine.meter import Meter
 from xlm_engine.pacer import Pacer
@@ -78,6 +80,8 @@ class Engine:
         self._stopping = False
         self._backlog: list[Message] = []
         self._channel: Final = Channel(endpoint, parent_pid, self._stats, _exit_at_once)
+        self._images: Final = Images(lambda: self._channel.inbox.put(ImagesChanged()))
+        self._channel.attach_images(self._images)
 
     def stop(self) -> None:
         self._stopping = True
@@ -100,6 +104,7 @@ class Engine:
 
     def _close(self) -> None:
         self._channel.close()
+        self._images.close()
         if self._runtime is not None:
             self._runtime.close()
         if self._device is not None:
@@ -205,14 +210,15 @@ class Engine:
     # -- serving
 
     def _serve(self, batcher: Batcher) -> None:
+        gate = Gate(self._images, batcher, self._channel.send)
         for early in self._backlog:
-            self._handle(batcher, early)
+            self._handle(batcher, gate, early)
         self._backlog.clear()
         while True:
-            self._channel.busy = batcher.has_work
+            self._channel.busy = batcher.has_work or gate.has_work
             message = self._next_message(self._patience_s(batcher))
             while message is not None:
-                self._handle(batcher, message)
+                self._handle(batcher, gate, message)
                 message = self._next_message(None)
             if not batcher.has_work:
                 if batcher.settle():
@@ -226,15 +232,19 @@ class Engine:
             return min(_LONGEST_WAIT_S, self._pacer.wait_ns() / 1e9)
         return 0.0 if batcher.has_uploads else _LONGEST_WAIT_S
 
-    def _handle(self, batcher: Batcher, message: Message) -> None:
+    def _handle(self, batcher: Batcher, gate: Gate, message: Message) -> None:
         match message:
             case link.Generate():
-                batcher.generate(message)
+                gate.generate(message)
+            case ImagesChanged():
+                gate.pump()
             case link.CancelGeneration():
-                batcher.cancel(message.gen_id)
+                if not gate.cancel(message.gen_id):
+                    batcher.cancel(message.gen_id)
             case link.SetSchedule():
                 batcher.set_schedule(message.schedule)
             case link.DropSession():
+                gate.drop_session(message.session_id)
                 batcher.drop_session(message.session_id)
             case link.SetPace():
                 self._pacer.set(message.duty, message.max_gap_ns)

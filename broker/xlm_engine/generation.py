@@ -157,6 +157,7 @@ class Generation:
             context_delta=pack_context(conversation[kept:]),
             context_keep=[(0, kept)] if kept else [],
             text=self.answer.text,
+            context_images=[*self.request.context_images, *(self.request.images if conversation else ())],
         )
 
     def _usage(self, n_completion: int) -> Usage:
