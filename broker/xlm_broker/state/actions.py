@@ -67,6 +67,21 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
+class FindPlan:
+    """Look for the best schedule beside everything else. Answered by Planned, one or more times, whatever happens.
+
+    A later request takes the place of an earlier one, whose answers are not wanted any more. ``current``: what the
+    engine works by, so that a change that is not worth its upload is not proposed; None: nothing is held yet.
+    """
+
+    request_id: int
+    model: link.ModelFacts
+    device: link.DeviceFacts
+    budget_bytes: int
+    current: link.Schedule | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StopBroker:
     """Everything is done: flush the sockets, close, exit with this code."""
 
@@ -122,4 +137,4 @@ class SendImagePart:
 
 
 ImageAction = BeginUpload | StoreChunk | EndUpload | DropUpload | DropImage | SendImagePart
-Action = SendClient | SendEngine | SpawnEngine | KillEngine | ForgetClient | Log | StopBroker | ImageAction
+Action = SendClient | SendEngine | SpawnEngine | KillEngine | ForgetClient | Log | FindPlan | StopBroker | ImageAction

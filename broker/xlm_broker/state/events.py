@@ -113,6 +113,16 @@ class DeviceReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Planned:
+    """What FindPlan found. ``schedule`` None: nothing, because of ``problem``. ``final``: no better one will follow."""
+
+    request_id: int
+    schedule: link.Schedule | None = None
+    final: bool = True
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFileChanged:
     """The model's file appeared, or is another one than before: an engine that failed for it may try again."""
 
@@ -148,6 +158,7 @@ Event = (
     | EngineMessage
     | EngineExited
     | DeviceReport
+    | Planned
     | ModelFileChanged
     | ImageVerified
     | Tick

@@ -34,6 +34,7 @@ from .events import (
     Event,
     ImageVerified,
     ModelFileChanged,
+    Planned,
     SendDrained,
     SendStalled,
     ShutdownRequested,
@@ -153,6 +154,8 @@ class Machine:
                 self._leases.stalled(event.client)
             case SendDrained():
                 self._leases.drained(event.client)
+            case Planned():
+                self._schedules.planned(event)
             case DeviceReport():
                 self._device_report(event)
             case ImageVerified():

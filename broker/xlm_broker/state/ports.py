@@ -8,7 +8,10 @@ from xlm.protocol.link import DeviceFacts, ModelFacts, Schedule
 
 
 class Planner(Protocol):
-    """Pure, deterministic, and fast enough to be called from ``handle`` (well under 16 ms)."""
+    """Pure, deterministic, and fast enough to be called from ``handle`` (a millisecond or two).
+
+    The best schedule takes longer: where MachineSettings.find_plans is set, it is asked for with FindPlan.
+    """
 
     def plan(self, model: ModelFacts, device: DeviceFacts, budget_bytes: int, *, schedule_id: int) -> Schedule:
         """The schedule for a budget. A budget too small for the device gives the all-CPU schedule."""

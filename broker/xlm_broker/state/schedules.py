@@ -5,6 +5,11 @@ ticks as soon as the order to release is out). A grow is planned at once after a
 quiet time; else when the budget was still for a while, or at the end of a
 window for the *lowest* budget seen in it. So a budget that flaps ten times a
 second costs one plan, not one per flap, and a slow rise is followed.
+
+Where plans are found beside everything else (``find_plans``) nothing waits for
+one. A shrink evicts at once in the order of the schedule in force, a first
+schedule is made by simple rules; the better one follows. A grow keeps what is
+in force until its plan is found, or patience ends.
 """
 
 from __future__ import annotations
@@ -13,8 +18,10 @@ from msgspec.structs import replace
 
 from xlm.protocol import link
 
+from .actions import FindPlan
 from .core import Core
 from .engine import Engine
+from .events import Planned
 from .ports import Planner
 
 
@@ -33,6 +40,9 @@ class Schedules:
         self._changed_ns: int | None = None
         self._window_since_ns: int | None = None
         self._window_low_bytes = 0
+        self._goal_bytes: int | None = None  # the budget that was planned for, or is being planned for
+        self._asked: FindPlan | None = None
+        self._patient_until_ns: int | None = None  # None: an answer is welcome, but nothing waits for it
 
     # -- triggers -------------------------------------------------------------------
 
@@ -40,7 +50,7 @@ class Schedules:
         now, timing = self._core.now_ns, self._core.settings.timing
         quiet = self._changed_ns is None or now - self._changed_ns >= timing.grow_quiet_ns
         self._changed_ns, self._target_bytes = now, budget_bytes
-        planned = self.sent.budget_bytes if self.sent is not None else 0
+        planned = self._goal_bytes or 0
         if budget_bytes < planned or (quiet and budget_bytes > planned):
             self._due_ns, self._window_since_ns = now, None
         else:
@@ -57,8 +67,10 @@ class Schedules:
         """Plans whatever is in force: a new engine, a device lost or restored."""
         self._target_bytes, self._due_ns, self._window_since_ns = budget_bytes, None, None
         self._plan(budget_bytes)
+        self._ask(budget_bytes, None)
 
     def pass_time(self) -> None:
+        self._lose_patience()
         if self._due_ns is None or self._due_ns > self._core.now_ns:
             return
         self._due_ns = None
@@ -70,8 +82,18 @@ class Schedules:
         self._window_since_ns = None
         if target != self._target_bytes and since is not None:
             self._defer(self._target_bytes, self._core.now_ns)
-        if self.sent is None or self.sent.budget_bytes != target:
+        if self.sent is None or self._goal_bytes != target:
+            self._follow(target)
+
+    def _follow(self, target: int) -> None:
+        """Brings the schedule to another budget."""
+        if not self._core.settings.find_plans or self.sent is None:
             self._plan(target)
+            self._ask(target, None)
+            return
+        if target < self.sent.budget_bytes:
+            self._shrink(target)
+        self._ask(target, self.sent)
 
     def _choose(self) -> int:
         """The budget now if it is still, or lower than planned; else the lowest of the window."""
@@ -81,20 +103,37 @@ class Schedules:
         return self._window_low_bytes
 
     def next_deadline_ns(self) -> int | None:
-        return self._due_ns
+        return min((at for at in (self._due_ns, self._patient_until_ns) if at is not None), default=None)
 
     # -- planning -------------------------------------------------------------------
 
-    def _plan(self, budget_bytes: int) -> None:
+    def _seen(self) -> tuple[link.ModelFacts, link.DeviceFacts] | None:
+        """Model and device as a planner is told them; None before the first load."""
         model, device = self._engine.model, self._engine.device
         if model is None or device is None:
+            return None
+        return model, replace(device, degraded=device.degraded or self._engine.lost)
+
+    def _plan(self, budget_bytes: int) -> None:
+        seen = self._seen()
+        if seen is None:
             return
-        seen = replace(device, degraded=device.degraded or self._engine.lost)
         self._ids += 1
         self.plans += 1
-        self.sent = self._sound(model, seen, budget_bytes) or self._fallback(model, seen, budget_bytes)
-        self._core.to_engine(link.SetSchedule(schedule=self.sent))
-        self._core.log("info", "schedule", schedule_id=self.sent.schedule_id, summary=self.sent.summary)
+        self._send(self._sound(*seen, budget_bytes) or self._fallback(*seen, budget_bytes))
+
+    def _shrink(self, budget_bytes: int) -> None:
+        seen = self._seen()
+        if seen is None:
+            return
+        self._ids += 1
+        self.plans += 1
+        self._send(self._fallback(*seen, budget_bytes))
+
+    def _send(self, schedule: link.Schedule) -> None:
+        self.sent, self._goal_bytes = schedule, schedule.budget_bytes
+        self._core.to_engine(link.SetSchedule(schedule=schedule))
+        self._core.log("info", "schedule", schedule_id=schedule.schedule_id, summary=schedule.summary)
 
     def _sound(self, model: link.ModelFacts, device: link.DeviceFacts, budget_bytes: int) -> link.Schedule | None:
         """The planner's schedule; None where it raised or broke the budget. A planner cannot take the broker down."""
@@ -112,6 +151,64 @@ class Schedules:
         before = self.sent if self.sent is not None else _on_cpu(model, self._ids, budget_bytes)
         return self._planner.shrink_plan(model, device, before, budget_bytes, schedule_id=self._ids)
 
+    # -- plans that are found beside everything else ----------------------------------
+
+    def _ask(self, budget_bytes: int, current: link.Schedule | None) -> None:
+        """``current``: what is held; None where nothing that was uploaded would be lost by another set."""
+        seen, settings = self._seen(), self._core.settings
+        if seen is None or not settings.find_plans:
+            return
+        self._goal_bytes = budget_bytes
+        self._asked = FindPlan(self._core.count(), *seen, budget_bytes, current)
+        self._patient_until_ns = self._core.now_ns + settings.timing.plan_patience_ns
+        self._core.do(self._asked)
+
+    def planned(self, event: Planned) -> None:
+        """A schedule was found; one for another budget, or of an engine that is gone, comes too late."""
+        asked = self._asked
+        if asked is None or event.request_id != asked.request_id:
+            return
+        if event.final:
+            self._asked = self._patient_until_ns = None
+        if not self._engine.ready:
+            return
+        if event.schedule is None or not self._fits(event.schedule, asked):
+            self._core.log("error", "planner_failed", error=event.problem or "its schedule does not fit")
+            self._asked = self._patient_until_ns = None
+            self._without(asked.budget_bytes)
+        else:
+            self._take(event.schedule)
+
+    def _fits(self, found: link.Schedule, asked: FindPlan) -> bool:
+        count = 1 + max((sub.index for sub in asked.model.sublayers), default=-1)
+        shaped = bool(found.tiers) and all(len(tier.placement) == count for tier in found.tiers)
+        return shaped and found.resident_bytes + found.reserve_bytes <= found.budget_bytes == asked.budget_bytes
+
+    def _take(self, found: link.Schedule) -> None:
+        """Sends it, unless it is what the engine works by already: then only what is said of it is news."""
+        if self.sent is not None and _same(self.sent, found):
+            known = replace(self.sent, summary=found.summary, predicted=found.predicted)
+            self.in_force = known if self.in_force is self.sent else self.in_force
+            self.sent = known
+            return
+        self._ids += 1
+        self.plans += 1
+        self._send(replace(found, schedule_id=self._ids))
+
+    def _without(self, budget_bytes: int) -> None:
+        """No plan was found: a schedule for this budget is made by simple rules, if there is none."""
+        if self.sent is None or self.sent.budget_bytes != budget_bytes:
+            self._plan(budget_bytes)
+
+    def _lose_patience(self) -> None:
+        asked, until_ns = self._asked, self._patient_until_ns
+        if asked is None or until_ns is None or self._core.now_ns < until_ns:
+            return
+        self._patient_until_ns = None
+        if self._engine.ready:
+            self._core.log("warning", "planner_slow", budget_bytes=asked.budget_bytes)
+            self._without(asked.budget_bytes)
+
     def applied(self, report: link.ScheduleApplied) -> None:
         if self.sent is None or report.schedule_id != self.sent.schedule_id:
             return
@@ -125,21 +222,32 @@ class Schedules:
     def settled(self, budget_bytes: int) -> bool:
         """Whether the engine works by the last plan, that is the one for this budget, and has uploaded what it asks."""
         stats = self._engine.stats
-        if stats is None or self.sent is None or not self._engine.ready or self._due_ns is not None:
+        waits = self._due_ns is not None or self._patient_until_ns is not None
+        if stats is None or self.sent is None or not self._engine.ready or waits:
             return False
         at_work = self.sent is self.in_force and stats.schedule_id == self.sent.schedule_id
         return at_work and self.sent.budget_bytes == budget_bytes and stats.settled
 
     def engine_dead(self) -> None:
         self.sent = self.in_force = self._due_ns = self._window_since_ns = None
+        self._goal_bytes = self._asked = self._patient_until_ns = None
 
     def validate(self) -> None:
         if self.sent is not None:
             assert self.sent.resident_bytes + self.sent.reserve_bytes <= self.sent.budget_bytes
         assert self._window_since_ns is None or self._due_ns is not None
+        assert self._asked is not None or self._patient_until_ns is None
 
 
 def _on_cpu(model: link.ModelFacts, schedule_id: int, budget_bytes: int) -> link.Schedule:
     count = 1 + max((sub.index for sub in model.sublayers), default=-1)
     tier = link.Tier(max_tokens=max(1, model.n_ubatch), placement=bytes(count))
     return link.Schedule(schedule_id=schedule_id, budget_bytes=budget_bytes, tiers=[tier], priority=list(range(count)))
+
+
+def _same(one: link.Schedule, other: link.Schedule) -> bool:
+    """Whether an engine would do the same by both."""
+    same_memory = (one.ring_bytes, one.reserve_bytes, one.budget_bytes) == (
+        other.ring_bytes, other.reserve_bytes, other.budget_bytes,
+    )  # fmt: skip
+    return same_memory and one.tiers == other.tiers and one.priority == other.priority

@@ -55,6 +55,7 @@ class Timing:
     grow_quiet_ns: int = 1 * S  # a grow after so long without any change is planned at once
     grow_stable_ns: int = 200 * MS  # otherwise when the budget was still for so long
     grow_window_ns: int = 2 * S  # or after so long, for the lowest budget of that window
+    plan_patience_ns: int = 1 * S  # a better schedule that has not been found by then is not waited for
     release_patience_ns: int = 10 * S  # an engine that has not released by then is killed
     spawn_patience_ns: int = 60 * S  # spawn -> Started
     load_patience_ns: int = 300 * S  # silence while loading
@@ -91,4 +92,5 @@ class MachineSettings:
     endpoint: str = ""
     max_engine_failures: int = 5
     pacing: PacingSettings = field(default_factory=PacingSettings)
+    find_plans: bool = False  # schedules are looked for beside everything else (FindPlan); else made at once only
     require_device: bool = False  # a device, or a fixed budget, on which nothing can run is a failure of the start
