@@ -47,6 +47,11 @@ uint64_t device_bytes;
 uint64_t host_bytes;
 uint64_t kv_device_bytes;
 uint64_t largest_piece_bytes;
+uint32_t n_experts;
+uint32_t reserved0;
+uint64_t expert_bytes;
+uint64_t expert_overhead_bytes;
+uint64_t largest_expert_bytes;
 } xlm_sublayer_info;
 typedef struct xlm_tier_schedule {
 uint32_t struct_size;
@@ -54,6 +59,14 @@ uint32_t max_tokens;
 const uint8_t *placement;
 uint64_t scratch_bytes;
 } xlm_tier_schedule;
+typedef struct xlm_expert_policy {
+uint32_t struct_size;
+uint32_t n_slots;
+uint64_t upload_ns;
+uint64_t cpu_ns;
+uint64_t cpu_token_ns;
+uint64_t cpu_fixed_ns;
+} xlm_expert_policy;
 typedef struct xlm_schedule {
 uint32_t struct_size;
 uint32_t n_tiers;
@@ -63,6 +76,8 @@ const uint32_t *priority;
 uint64_t ring_bytes;
 uint64_t reserve_bytes;
 uint64_t schedule_id;
+const xlm_expert_policy *experts;
+uint64_t expert_window_bytes;
 } xlm_schedule;
 typedef struct xlm_memory {
 uint32_t struct_size;
@@ -77,6 +92,8 @@ uint64_t device_used_bytes;
 uint64_t device_total_bytes;
 uint64_t peak_used_bytes;
 uint64_t over_budget_events;
+uint64_t expert_slot_bytes;
+uint64_t expert_window_bytes;
 } xlm_memory;
 typedef struct xlm_release {
 uint32_t struct_size;
@@ -105,7 +122,37 @@ uint64_t prefill_tokens_seen;
 uint64_t n_device_refusals;
 uint64_t n_replays;
 uint64_t pageable_host_bytes;
+uint64_t expert_steps;
+uint64_t expert_hits, expert_misses;
+uint64_t expert_cpu;
+uint64_t expert_bytes_uploaded;
+uint64_t expert_bytes_saved;
+uint64_t expert_passes;
+uint64_t expert_whole;
 } xlm_stats;
+enum xlm_expert_mode {
+XLM_EXPERTS_UNKNOWN = 0,
+XLM_EXPERTS_CPU = 1,
+XLM_EXPERTS_RESIDENT = 2,
+XLM_EXPERTS_SLOTS = 3,
+XLM_EXPERTS_WINDOW = 4,
+XLM_EXPERTS_WHOLE_GRAPH = 5,
+XLM_EXPERTS_WHOLE_WINDOW = 6
+};
+typedef struct xlm_expert_info {
+uint32_t struct_size;
+uint32_t index;
+uint32_t mode;
+uint32_t n_experts;
+uint32_t n_used;
+uint32_t n_slots_wanted;
+uint32_t n_slots;
+uint32_t n_slots_filled;
+uint64_t slot_bytes;
+uint64_t n_steps, n_tokens;
+uint64_t n_hits, n_misses, n_cpu, n_passes;
+uint64_t bytes_uploaded, bytes_saved;
+} xlm_expert_info;
 xlm_status xlm_device_open(const xlm_device_config *config);
 void xlm_device_close(void);
 const char *xlm_device_last_error(void);
@@ -126,6 +173,7 @@ xlm_status xlm_device_begin_step(uint32_t n_tokens);
 xlm_status xlm_device_abort_step(void);
 xlm_status xlm_device_trim(void);
 xlm_status xlm_device_recover(void);
+xlm_status xlm_device_experts(uint32_t index, xlm_expert_info *info, float *share, uint32_t n_share);
 xlm_status xlm_device_memory(xlm_memory *memory);
 xlm_status xlm_device_stats(xlm_stats *stats);
 xlm_status xlm_device_reset_stats(void);

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -19,6 +20,16 @@ from xlm_native._call import ERR_TIMEOUT, check, fields, sized, text
 from xlm_native._load import DEVICE, ffi, library_path, open_library
 
 Inner = Literal["none", "sim", "vulkan", "cuda"]
+
+EXPERT_MODES: Final = (
+    "unknown",
+    "cpu",
+    "resident",
+    "slots",
+    "window",
+    "whole_graph",
+    "whole_window",
+)  # xlm_expert_mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +59,8 @@ class Memory:
     device_total_bytes: int
     peak_used_bytes: int
     over_budget_events: int
+    expert_slot_bytes: int  # part of resident_bytes
+    expert_window_bytes: int  # part of ring_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +168,10 @@ class Device:
             kv_bytes=info.kv_device_bytes,
             largest_piece_bytes=info.largest_piece_bytes,
             model_id=info.model_id,
+            n_experts=info.n_experts,
+            expert_bytes=info.expert_bytes,
+            expert_overhead_bytes=info.expert_overhead_bytes,
+            largest_expert_bytes=info.largest_expert_bytes,
         )
 
     # -- budget and schedule
@@ -184,6 +201,9 @@ class Device:
             native.priority = _keep(keep, ffi().new("uint32_t[]", schedule.priority))
         native.ring_bytes, native.reserve_bytes = schedule.ring_bytes, schedule.reserve_bytes
         native.schedule_id = schedule.schedule_id
+        native.expert_window_bytes = schedule.expert_window_bytes
+        if schedule.experts:
+            native.experts = _expert_policies(schedule, count, keep)
         self._check(self._lib.xlm_device_set_schedule(native), "set_schedule")
 
     def settle(self, max_bytes: int) -> bool:
@@ -209,6 +229,16 @@ class Device:
         self._check(self._lib.xlm_device_recover(), "recover")
 
     # -- reading
+
+    def experts(self, sublayer: link.SubLayer) -> tuple[link.ExpertStats, list[float]]:
+        """Routing and cache of one experts sub-layer, and the part of recent tokens that used each expert."""
+        struct = sized("xlm_expert_info")
+        share = ffi().new("float[]", max(1, sublayer.n_experts))
+        status = self._lib.xlm_device_experts(sublayer.index, struct, share, sublayer.n_experts)
+        self._check(status, f"experts of sub-layer {sublayer.index}")
+        shares = [float(value) for value in share][: sublayer.n_experts]
+        values = {**fields(struct), "mode": EXPERT_MODES[struct.mode]}
+        return link.ExpertStats(**values, layer=sublayer.layer, covered=covered(shares)), shares
 
     def memory(self) -> Memory:
         struct = sized("xlm_memory")
@@ -240,6 +270,22 @@ def _tiers(schedule: link.Schedule, owners: list[Any]) -> Any:
     return array
 
 
+def _expert_policies(schedule: link.Schedule, count: int, owners: list[Any]) -> Any:
+    array = _keep(owners, ffi().new("xlm_expert_policy[]", count))
+    for index in range(count):
+        native, policy = array[index], schedule.experts.get(index, link.ExpertPolicy())
+        native.struct_size = ffi().sizeof("xlm_expert_policy")
+        for name in policy.__struct_fields__:
+            setattr(native, name, getattr(policy, name))
+    return array
+
+
+def covered(shares: list[float]) -> bytes:
+    """link.ExpertStats.covered of the part of tokens that use each expert; empty when none was used."""
+    total, sums = sum(shares), accumulate(sorted(shares, reverse=True))
+    return bytes(min(255, round(255 * value / total)) for value in sums) if total > 0 else b""
+
+
 def _validate(schedule: link.Schedule, count: int) -> None:
     """Lengths and ranges that C could only read past; the native side checks the rest."""
     problem = ""
@@ -247,6 +293,8 @@ def _validate(schedule: link.Schedule, count: int) -> None:
         problem = "a schedule needs at least one tier"
     elif any(len(tier.placement) != count for tier in schedule.tiers):
         problem = f"every tier must place {count} sub-layers"
+    elif any(not 0 <= index < count for index in schedule.experts):
+        problem = f"expert policies name sub-layers beyond the {count} there are"
     elif schedule.priority and sorted(schedule.priority) != list(range(count)):
         problem = f"priority must be a permutation of {count} sub-layers"
     if problem:

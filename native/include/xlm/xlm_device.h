@@ -80,6 +80,12 @@ typedef struct xlm_sublayer_info {
     uint64_t host_bytes;
     uint64_t kv_device_bytes;      /* VRAM of its KV copies, all contexts; 0 if none */
     uint64_t largest_piece_bytes;  /* largest single piece that has to fit the ring when streamed */
+    /* Experts only, else 0. K slots take at most K * expert_bytes + expert_overhead_bytes of VRAM. */
+    uint32_t n_experts;
+    uint32_t reserved0;
+    uint64_t expert_bytes;          /* one expert, all its matrices: what a miss uploads */
+    uint64_t expert_overhead_bytes; /* alignment and padding, however many slots */
+    uint64_t largest_expert_bytes;  /* its largest matrix: the window of a schedule must hold two of them */
 } xlm_sublayer_info;
 
 typedef struct xlm_tier_schedule {
@@ -88,6 +94,18 @@ typedef struct xlm_tier_schedule {
     const uint8_t *placement;      /* [n_sublayers] xlm_placement, by sub-layer index */
     uint64_t       scratch_bytes;  /* what the planner set aside for activations; advisory */
 } xlm_tier_schedule;
+
+/* How an experts sub-layer is kept when it is not resident as a whole. Its placement must be
+ * STREAM (or RESIDENT, where the whole does not fit). Times are of the planner's timing model:
+ * a missing expert is uploaded, or computed on the CPU beside the device, whichever ends sooner. */
+typedef struct xlm_expert_policy {
+    uint32_t struct_size;
+    uint32_t n_slots;       /* K: experts kept on the device; fewer where memory is short; 0 = none, used experts go through the window */
+    uint64_t upload_ns;     /* one expert over the link */
+    uint64_t cpu_ns;        /* one expert for one token on the CPU; 0 = never on the CPU */
+    uint64_t cpu_token_ns;  /* ... for each further token of the same step */
+    uint64_t cpu_fixed_ns;  /* once a step and layer: activations to the CPU and back */
+} xlm_expert_policy;
 
 typedef struct xlm_schedule {
     uint32_t                 struct_size;
@@ -98,6 +116,8 @@ typedef struct xlm_schedule {
     uint64_t                 ring_bytes;   /* streaming ring; 0 = no streaming (stream falls back to CPU) */
     uint64_t                 reserve_bytes;/* kept free of resident copies: ring + scratch of the largest tier */
     uint64_t                 schedule_id;  /* echoed in stats */
+    const xlm_expert_policy *experts;      /* [n_sublayers], by sub-layer index; others than experts are ignored; NULL = no slots */
+    uint64_t                 expert_window_bytes; /* experts without a slot go through this; 0 = a share of ring_bytes */
 } xlm_schedule;
 
 /* What the device memory under our control holds now. used = resident + kv + ring + scratch. */
@@ -114,6 +134,8 @@ typedef struct xlm_memory {
     uint64_t device_total_bytes;
     uint64_t peak_used_bytes;       /* ledger peak since open or xlm_device_reset_stats */
     uint64_t over_budget_events;    /* times used_bytes was above the budget in force after a release was reported: must stay 0 */
+    uint64_t expert_slot_bytes;     /* part of resident_bytes: slots of experts */
+    uint64_t expert_window_bytes;   /* part of ring_bytes: the window of experts without a slot */
 } xlm_memory;
 
 typedef struct xlm_release {
@@ -144,7 +166,42 @@ typedef struct xlm_stats {
     uint64_t n_device_refusals;           /* allocations the device refused though the budget allowed them */
     uint64_t n_replays;                   /* steps run again on the CPU because the device was lost in them */
     uint64_t pageable_host_bytes;         /* host buffers that could not be pinned, since open: uploads from them are slower */
+    /* Experts handled one by one, all layers. A hit or a miss is one expert of one layer in one step. */
+    uint64_t expert_steps;                /* layer and step */
+    uint64_t expert_hits, expert_misses;  /* used experts that were in a slot, that were not */
+    uint64_t expert_cpu;                  /* misses computed on the CPU */
+    uint64_t expert_bytes_uploaded;
+    uint64_t expert_bytes_saved;          /* what streaming the whole tensors would have moved beyond that */
+    uint64_t expert_passes;               /* groups of experts that went through the window */
+    uint64_t expert_whole;                /* sub-layers planned with whole tensors though the schedule streams them: see xlm_expert_info.mode */
 } xlm_stats;
+
+/* How an experts sub-layer was planned last. */
+enum xlm_expert_mode {
+    XLM_EXPERTS_UNKNOWN  = 0,  /* no graph yet, or no experts */
+    XLM_EXPERTS_CPU      = 1,
+    XLM_EXPERTS_RESIDENT = 2,  /* all of them on the device */
+    XLM_EXPERTS_SLOTS    = 3,  /* by expert: slots, and the window where it is needed */
+    XLM_EXPERTS_WINDOW   = 4,  /* by expert, no slots */
+    XLM_EXPERTS_WHOLE_GRAPH  = 5, /* whole tensors: the graph of this model is of a form not known */
+    XLM_EXPERTS_WHOLE_WINDOW = 6  /* whole tensors: no memory for slots or window */
+};
+
+/* Routing and cache of one experts sub-layer. Counters since open or xlm_device_reset_stats. */
+typedef struct xlm_expert_info {
+    uint32_t struct_size;
+    uint32_t index;           /* sub-layer */
+    uint32_t mode;            /* xlm_expert_mode */
+    uint32_t n_experts;
+    uint32_t n_used;          /* experts a token uses; 0 until a graph showed it */
+    uint32_t n_slots_wanted;  /* K of the schedule */
+    uint32_t n_slots;         /* on the device now */
+    uint32_t n_slots_filled;
+    uint64_t slot_bytes;      /* VRAM of the slots now */
+    uint64_t n_steps, n_tokens;
+    uint64_t n_hits, n_misses, n_cpu, n_passes;
+    uint64_t bytes_uploaded, bytes_saved;
+} xlm_expert_info;
 
 /* -- life -------------------------------------------------------------- */
 
@@ -203,6 +260,11 @@ XLM_DEVICE_API xlm_status xlm_device_abort_step(void);
 XLM_DEVICE_API xlm_status xlm_device_trim(void);
 /* Tries the inner device again after XLM_ERR_DEVICE_LOST; OK = usable again. */
 XLM_DEVICE_API xlm_status xlm_device_recover(void);
+
+/* Routing of the experts sub-layer `index`. `share` may be NULL; else it takes n_share values, one an
+ * expert: the part of recent tokens that used it (decayed by tokens, so that it follows the text; the sum
+ * is n_used), 0 for all until a step was measured. Measured while experts are handled one by one. */
+XLM_DEVICE_API xlm_status xlm_device_experts(uint32_t index, xlm_expert_info *info, float *share, uint32_t n_share);
 
 XLM_DEVICE_API xlm_status xlm_device_memory(xlm_memory *memory);
 XLM_DEVICE_API xlm_status xlm_device_stats(xlm_stats *stats);

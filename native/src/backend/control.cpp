@@ -185,7 +185,7 @@ xlm_status xlm_device_set_budget(uint64_t budget_bytes, uint64_t timeout_ns, xlm
 xlm_status xlm_device_set_schedule(const xlm_schedule * schedule) {
     return at_boundary([&] {
         Core & device = opened_core();
-        const auto source = read_struct(schedule, sizeof(xlm_schedule));
+        const auto source = read_struct(schedule, offsetof(xlm_schedule, experts)); // as first released
         auto taken = std::make_unique<Schedule>(read_schedule(source, device.registry.count()));
         {
             const std::lock_guard<std::mutex> lock(device.schedule_mutex);
@@ -247,6 +247,16 @@ xlm_status xlm_device_recover(void) {
     });
 }
 
+xlm_status xlm_device_experts(uint32_t index, xlm_expert_info * info, float * share, uint32_t n_share) {
+    return at_boundary([&] {
+        xlm_expert_info result{};
+        if (!opened_core().registry.describe_experts(index, result, share, n_share))
+            throw ApiError(XLM_ERR_INVALID_ARGUMENT, "no sub-layer " + std::to_string(index));
+        write_struct(info, result);
+        return XLM_OK;
+    });
+}
+
 xlm_status xlm_device_memory(xlm_memory * memory) {
     return at_boundary([&] {
         Core & device = opened_core();
@@ -255,9 +265,11 @@ xlm_status xlm_device_memory(xlm_memory * memory) {
         xlm_memory result{};
         result.budget_bytes = view.budget_bytes;
         result.used_bytes = view.used_bytes;
-        result.resident_bytes = view.of(Purpose::resident);
+        result.resident_bytes = view.of(Purpose::resident) + view.of(Purpose::expert_slots);
         result.kv_bytes = view.of(Purpose::kv);
-        result.ring_bytes = view.of(Purpose::ring);
+        result.ring_bytes = view.of(Purpose::ring) + view.of(Purpose::expert_window);
+        result.expert_slot_bytes = view.of(Purpose::expert_slots);
+        result.expert_window_bytes = view.of(Purpose::expert_window);
         result.scratch_bytes = view.of(Purpose::scratch);
         result.device_used_bytes = counter.used_bytes;
         result.device_total_bytes = counter.total_bytes;
@@ -298,6 +310,14 @@ xlm_status xlm_device_stats(xlm_stats * stats) {
         result.n_device_refusals = from.n_device_refusals.get();
         result.n_replays = from.n_replays.get();
         result.pageable_host_bytes = from.pageable_host_bytes.get();
+        result.expert_steps = from.expert_steps.get();
+        result.expert_hits = from.expert_hits.get();
+        result.expert_misses = from.expert_misses.get();
+        result.expert_cpu = from.expert_cpu.get();
+        result.expert_bytes_uploaded = from.expert_bytes_uploaded.get();
+        result.expert_bytes_saved = from.expert_bytes_saved.get();
+        result.expert_passes = from.expert_passes.get();
+        result.expert_whole = from.expert_whole.get();
         write_struct(stats, result);
         return XLM_OK;
     });
@@ -307,6 +327,7 @@ xlm_status xlm_device_reset_stats(void) {
     return at_boundary([&] {
         Core & device = opened_core();
         device.stats.each_event([](Counter & counter) { counter.reset(); });
+        device.registry.reset_expert_counters();
         device.ledger.reset_peak();
         return XLM_OK;
     });

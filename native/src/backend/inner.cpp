@@ -207,10 +207,17 @@ DeviceBuffer Inner::allocate(Purpose purpose, uint64_t bytes) {
         result.bytes_ = actual;
     }
     result.base_ = static_cast<char *>(ggml_backend_buffer_get_base(buffer));
-    const bool weights = purpose == Purpose::resident || purpose == Purpose::ring;
+    const bool weights = purpose != Purpose::kv && purpose != Purpose::scratch;
     if (weights) ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     if (purpose == Purpose::scratch) ggml_backend_buffer_set_usage(buffer, GGML_BACKEND_BUFFER_USAGE_COMPUTE);
     return result;
+}
+
+bool Inner::clear(const DeviceBuffer & buffer) {
+    return guarded([&] {
+        ggml_backend_buffer_clear(buffer.get(), 0);
+        return true;
+    });
 }
 
 bool Inner::init_tensor(ggml_tensor * tensor) {

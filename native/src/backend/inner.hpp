@@ -88,6 +88,7 @@ public:
     bool device_refused() const { return device_refused_; }
 
     // All return false once the device is lost. Data must stay until the stream is synchronized.
+    bool clear(const DeviceBuffer & buffer); // to zero; waits
     bool init_tensor(ggml_tensor * tensor);
     bool set(Stream stream, ggml_tensor * tensor, const void * data, size_t offset, size_t bytes);
     bool get(Stream stream, const ggml_tensor * tensor, void * data, size_t offset, size_t bytes);

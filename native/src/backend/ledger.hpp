@@ -8,8 +8,8 @@
 
 namespace xlm {
 
-enum class Purpose : uint8_t { resident, kv, ring, scratch };
-constexpr size_t kPurposes = 4;
+enum class Purpose : uint8_t { resident, kv, ring, scratch, expert_slots, expert_window };
+constexpr size_t kPurposes = 6;
 
 struct LedgerView {
     uint64_t budget_bytes = 0, used_bytes = 0, peak_bytes = 0;

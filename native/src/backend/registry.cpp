@@ -153,6 +153,7 @@ void Registry::order_new(size_t first) {
 void Registry::reindex() {
     for (size_t i = 0; i < order_.size(); i++) {
         order_[i]->index = static_cast<uint32_t>(i);
+        if (!order_[i]->closed) order_[i]->experts = make_expert_state(*order_[i]);
         order_[i]->closed = true;
     }
     for (auto & [id, model] : models_) {
@@ -253,6 +254,7 @@ void Registry::forget(const ggml_tensor * tensor) {
         SubLayer & sublayer = *weight->second->sublayer;
         sublayer.copy.reset(); // the copy holds offsets of all its weights
         sublayer.uploaded = false;
+        if (sublayer.experts) sublayer.experts->slots.reset();
         auto & list = sublayer.weights;
         list.erase(std::remove_if(list.begin(), list.end(), [&](auto & w) { return w->tensor == tensor; }), list.end());
         weights_.erase(weight);
@@ -306,7 +308,47 @@ bool Registry::describe(uint32_t index, xlm_sublayer_info & info) {
     info.kv_device_bytes = 0;
     for (const State * state : sublayer.states)
         info.kv_device_bytes += state->device_bytes;
+    if (!sublayer.experts || sublayer.weights.empty()) return true;
+    info.n_experts = sublayer.experts->n_experts;
+    info.expert_bytes = expert_bytes(sublayer);
+    info.expert_overhead_bytes = slots_bytes(inner_, sublayer, 1) - info.expert_bytes;
+    info.largest_expert_bytes = largest_expert_bytes(sublayer);
     return true;
+}
+
+bool Registry::describe_experts(uint32_t index, xlm_expert_info & info, float * share, uint32_t n_share) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (index >= order_.size()) return false;
+    info.index = index;
+    for (uint32_t e = 0; share && e < n_share; e++)
+        share[e] = 0;
+    if (!order_[index]->experts) return true;
+    ExpertState & state = *order_[index]->experts;
+    const std::lock_guard<std::mutex> reading(state.mutex);
+    const ExpertReport & report = state.report;
+    info.mode = report.mode;
+    info.n_experts = state.n_experts;
+    info.n_slots_wanted = report.n_slots_wanted;
+    info.n_used = report.n_used, info.n_slots = report.n_slots, info.n_slots_filled = report.n_filled;
+    info.slot_bytes = report.slot_bytes;
+    info.n_steps = report.n_steps, info.n_tokens = report.n_tokens;
+    info.n_hits = report.n_hits, info.n_misses = report.n_misses;
+    info.n_cpu = report.n_cpu, info.n_passes = report.n_passes;
+    info.bytes_uploaded = report.bytes_uploaded, info.bytes_saved = report.bytes_saved;
+    for (uint32_t e = 0; share && e < std::min(n_share, state.n_experts); e++)
+        share[e] = static_cast<float>(state.scores.share(e));
+    return true;
+}
+
+void Registry::reset_expert_counters() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (SubLayer * sublayer : order_) {
+        if (!sublayer->experts) continue;
+        const std::lock_guard<std::mutex> writing(sublayer->experts->mutex);
+        ExpertReport & report = sublayer->experts->report;
+        report.n_steps = report.n_tokens = report.n_hits = report.n_misses = report.n_cpu = report.n_passes = 0;
+        report.bytes_uploaded = report.bytes_saved = 0;
+    }
 }
 
 std::vector<SubLayer *> Registry::sublayers() {

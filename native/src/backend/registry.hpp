@@ -3,6 +3,7 @@
 #pragma once
 
 #include "classify.hpp"
+#include "experts_cache.hpp"
 #include "inner.hpp"
 #include "range_set.hpp"
 
@@ -70,6 +71,7 @@ struct SubLayer {
     // Residency, owned by the holder of the device gate.
     DeviceBuffer copy;
     bool uploaded = false;
+    std::unique_ptr<ExpertState> experts; // nullptr: no experts, or of a form that is only handled as a whole
 
     bool wanted(xlm_placement what) const {
         for (uint8_t value : placement)
@@ -122,6 +124,9 @@ public:
 
     uint32_t count();
     bool describe(uint32_t index, xlm_sublayer_info & info);
+    // `share` may be nullptr. False: no such sub-layer.
+    bool describe_experts(uint32_t index, xlm_expert_info & info, float * share, uint32_t n_share);
+    void reset_expert_counters();
     uint64_t generation() const { return generation_.load(); }
 
     // By index. The caller holds the executor, or only reads what never changes.

@@ -45,6 +45,21 @@ std::vector<uint32_t> read_priority(const uint32_t * priority, uint32_t n_sublay
     return order;
 }
 
+std::vector<xlm_expert_policy> read_experts(const xlm_expert_policy * first, uint32_t n_sublayers) {
+    std::vector<xlm_expert_policy> policies;
+    if (!first) return policies;
+    const uint32_t stride = first->struct_size;
+    if (stride < offsetof(xlm_expert_policy, cpu_fixed_ns) + sizeof(uint64_t))
+        refuse("expert policy struct_size too small");
+    policies.resize(n_sublayers);
+    for (uint32_t i = 0; i < n_sublayers; i++) {
+        const char * at = reinterpret_cast<const char *>(first) + static_cast<size_t>(stride) * i;
+        std::memcpy(&policies[i], at, std::min<size_t>(stride, sizeof policies[i]));
+        if (policies[i].struct_size != stride) refuse("expert policies differ in struct_size");
+    }
+    return policies;
+}
+
 } // namespace
 
 Schedule read_schedule(const xlm_schedule & source, uint32_t n_sublayers) {
@@ -56,6 +71,8 @@ Schedule read_schedule(const xlm_schedule & source, uint32_t n_sublayers) {
     schedule.ring_bytes = source.ring_bytes;
     schedule.reserve_bytes = source.reserve_bytes;
     schedule.priority = read_priority(source.priority, n_sublayers);
+    schedule.experts = read_experts(source.experts, n_sublayers);
+    schedule.expert_window_bytes = source.expert_window_bytes;
     for (uint32_t t = 0; t < source.n_tiers; t++) {
         const xlm_tier_schedule tier = read_tier(source.tiers, t);
         if (t > 0 && tier.max_tokens <= schedule.tier_max_tokens.back())

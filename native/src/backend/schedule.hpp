@@ -15,6 +15,8 @@ struct Schedule {
     std::vector<std::vector<uint8_t>> placement; // [tier][sub-layer index]
     std::vector<uint32_t> priority;              // sub-layer indices, the last is evicted first
     uint64_t ring_bytes = 0, reserve_bytes = 0;
+    std::vector<xlm_expert_policy> experts; // by sub-layer index; empty: no slots
+    uint64_t expert_window_bytes = 0;       // 0: a share of the ring's
 
     // The last tier serves whatever is above the others.
     uint32_t tier_for(uint32_t n_tokens) const {

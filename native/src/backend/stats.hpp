@@ -30,6 +30,8 @@ struct Stats {
     Counter n_evictions, n_reclaims, reclaim_ns_max;
     Counter ns_graph, ns_wait_device, ns_cpu_compute;
     Counter n_fallback_cpu, n_replays, n_device_refusals, over_budget_events;
+    Counter expert_steps, expert_hits, expert_misses, expert_cpu, expert_bytes_uploaded, expert_bytes_saved;
+    Counter expert_passes, expert_whole;
     Counter scratch_need_decode_bytes, scratch_need_prefill_bytes, prefill_tokens_seen;
     Counter pageable_host_bytes; // not reset: memory, not events
 
@@ -54,7 +56,15 @@ struct Stats {
                                   &n_fallback_cpu,
                                   &n_replays,
                                   &n_device_refusals,
-                                  &over_budget_events})
+                                  &over_budget_events,
+                                  &expert_steps,
+                                  &expert_hits,
+                                  &expert_misses,
+                                  &expert_cpu,
+                                  &expert_bytes_uploaded,
+                                  &expert_bytes_saved,
+                                  &expert_passes,
+                                  &expert_whole})
             visit(*counter);
     }
 };

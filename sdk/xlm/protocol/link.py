@@ -33,6 +33,11 @@ class SubLayer(Struct, kw_only=True, frozen=True):
     kv_bytes: int = 0
     largest_piece_bytes: int = 0
     model_id: int = 0
+    # experts only: K slots take at most K * expert_bytes + expert_overhead_bytes
+    n_experts: int = 0
+    expert_bytes: int = 0  # one expert, all its matrices: what a miss uploads
+    expert_overhead_bytes: int = 0
+    largest_expert_bytes: int = 0  # its largest matrix; the window must hold two of them
 
 
 class Weight(Struct, kw_only=True, frozen=True, array_like=True):
@@ -103,6 +108,17 @@ class Tier(Struct, kw_only=True, frozen=True):
     scratch_bytes: int = 0
 
 
+class ExpertPolicy(Struct, kw_only=True, frozen=True):
+    """How an experts sub-layer that is not resident as a whole is kept (xlm_expert_policy). Times by the timing
+    model: a missing expert is uploaded, or computed on the CPU beside the device, whichever ends sooner."""
+
+    n_slots: int = 0  # experts kept on the device; fewer where memory is short
+    upload_ns: int = 0  # one expert over the link
+    cpu_ns: int = 0  # one expert for one token on the CPU; 0: never there
+    cpu_token_ns: int = 0  # each further token of the same step
+    cpu_fixed_ns: int = 0  # once a step and layer
+
+
 class Schedule(Struct, kw_only=True, frozen=True):
     """A table: per token tier, where each sub-layer runs. Wrong is slow, never wrong in its result."""
 
@@ -115,6 +131,8 @@ class Schedule(Struct, kw_only=True, frozen=True):
     resident_bytes: int = 0  # weights + KV the plan keeps on the device
     summary: str = ""  # one line for people
     predicted: dict[str, float] = {}
+    experts: dict[int, ExpertPolicy] = {}  # by sub-layer index; placement must be STREAM (or RESIDENT)
+    expert_window_bytes: int = 0  # experts without a slot go through this; 0: a share of ring_bytes
 
 
 # -- broker -> engine ------------------------------------------------------------
@@ -334,6 +352,30 @@ class GenerationFailed(FromEngine, tag="generation_failed"):
     hint: str = ""
 
 
+class ExpertStats(Struct, kw_only=True, frozen=True):
+    """Routing and cache of one experts sub-layer (xlm_expert_info). Counters since the engine started."""
+
+    index: int
+    layer: int
+    mode: str  # unknown | cpu | resident | slots | window | whole_graph | whole_window
+    n_experts: int
+    n_used: int = 0  # experts a token uses; 0: not seen yet
+    n_slots_wanted: int = 0
+    n_slots: int = 0
+    n_slots_filled: int = 0
+    slot_bytes: int = 0
+    n_steps: int = 0
+    n_tokens: int = 0
+    n_hits: int = 0  # an expert in a step
+    n_misses: int = 0
+    n_cpu: int = 0
+    n_passes: int = 0
+    bytes_uploaded: int = 0
+    bytes_saved: int = 0  # beyond that, whole tensors would have moved as much
+    # [n_experts]: 255 * the part of recent routing that the 1, 2, 3 ... most used experts take; empty: none seen
+    covered: bytes = b""
+
+
 class Stats(FromEngine, tag="stats"):
     """Sent four times a second while busy, once a second while idle, and as the answer to Probe."""
 
@@ -356,6 +398,7 @@ class Stats(FromEngine, tag="stats"):
     n_active: int = 0
     settled: bool = True  # every wanted resident copy is uploaded
     detail: dict[str, Any] = {}
+    experts: list[ExpertStats] = []  # one a layer; empty: no change since the last that had them
     steps: int = 0  # loop turns of the decode thread: stands still while it hangs
 
 
