@@ -43,6 +43,10 @@ FOR_TEST = {
     "mcs": "mono-mcs",
     "mono": "mono-runtime",
     "x86_64-w64-mingw32-g++": "g++-mingw-w64-x86-64-win32",  # compiles the Windows parts; nothing of it is run
+    "pkg-config": "pkg-config",
+    "sdl2-config": "libsdl2-dev",  # the tavern sample
+    "Xvfb": "xvfb",
+    "valgrind": "valgrind",
 }
 # the same for files: one that the pattern finds -> Debian package
 FILES_FOR_TEST = {

@@ -400,7 +400,12 @@ class FakeBroker:
         status = messages.Status(
             broker={"version": "fake"},
             engine={"state": "ready", "restarts": 0, "model": {"name": "fake"}},
-            device={"kind": "none", "total_bytes": self.device_bytes, "used_bytes": budget},
+            device={
+                "kind": "none",
+                "total_bytes": self.device_bytes,
+                "used_bytes": budget,
+                "resident_bytes": budget,
+            },
             budget={"effective_bytes": budget, "minimum_bytes": self.minimum_bytes},
             schedule={"summary": "none: this broker is a fake", "settled": True},
             clients=[self._client_status(key, one) for key, one in self._memory.leases.items()],

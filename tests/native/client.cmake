@@ -99,6 +99,16 @@ xlm_talking_program(sample_hello_c "${XLM_REPOSITORY}/samples/c/hello.c" xlm)
 xlm_talking_program(sample_hello_cpp "${XLM_REPOSITORY}/samples/cpp/hello.cpp" xlm)
 target_include_directories(sample_hello_cpp PRIVATE "${XLM_REPOSITORY}/bindings/cpp/include")
 
+# What the tavern does without SDL and xlm; the game itself: tests/samples.
+set(XLM_TAVERN "${XLM_REPOSITORY}/samples/c/tavern")
+file(GLOB XLM_TAVERN_LOGIC CONFIGURE_DEPENDS "${XLM_TAVERN}/src/*.c")
+list(FILTER XLM_TAVERN_LOGIC INCLUDE REGEX "/(font|layout|level|npc|script|textbox|utf8|wrap)\\.c$")
+add_executable(sample_tavern_logic "${XLM_TAVERN}/test/logic.c" ${XLM_TAVERN_LOGIC})
+target_include_directories(sample_tavern_logic PRIVATE "${XLM_TAVERN}/src")
+target_compile_options(sample_tavern_logic PRIVATE ${XLM_STRICT})
+set_target_properties(sample_tavern_logic PROPERTIES C_STANDARD 99 C_STANDARD_REQUIRED ON C_EXTENSIONS OFF)
+add_test(NAME sample_tavern_logic COMMAND sample_tavern_logic)
+
 # The program of docs/c-api.md, against an installed library that is found with pkg-config.
 find_package(PkgConfig)
 if(PkgConfig_FOUND AND NOT XLM_SANITIZE)

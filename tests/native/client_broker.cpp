@@ -187,6 +187,8 @@ TEST(notices_and_status) {
         CHECK_EQ(event.status->engine_state, XLM_ENGINE_READY);
         CHECK_EQ(event.status->device_total_bytes, 256u << 20);
         CHECK_EQ(event.status->minimum_bytes, 16u << 20);
+        CHECK(event.status->resident_bytes > 0);
+        CHECK_EQ(event.status->resident_bytes, event.status->device_used_bytes);
         CHECK_EQ(text_of(event.status->model_name), "fake");
         CHECK_EQ(text_of(event.status->device_kind), "none");
         CHECK_EQ(text_of(event.status->json).front(), '{');

@@ -190,6 +190,7 @@ xlm_str device_kind;
 xlm_str model_name;
 xlm_str schedule_summary;
 xlm_str json;
+uint64_t resident_bytes;
 } xlm_status_info;
 typedef struct xlm_event {
 uint32_t struct_size;

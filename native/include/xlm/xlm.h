@@ -312,10 +312,11 @@ typedef struct xlm_status_info {
     xlm_str          model_name;
     xlm_str          schedule_summary;    /* a line for people */
     xlm_str          json;                /* the whole message, one JSON object */
+    uint64_t         resident_bytes;      /* of device_used_bytes: weights and conversations; the rest is scratch */
 } xlm_status_info;
 #define XLM_STATUS_INFO_INIT \
     { XLM_SIZE_OF(xlm_status_info), XLM_ENGINE_UNKNOWN, 0, 0, 0, 0, 0, 0, 0, 0.0, \
-      XLM_STR_INIT, XLM_STR_INIT, XLM_STR_INIT, XLM_STR_INIT }
+      XLM_STR_INIT, XLM_STR_INIT, XLM_STR_INIT, XLM_STR_INIT, 0 }
 
 /** One event. Pointers and strings in it live until the callback returns, or, where it was taken with
  *  xlm_client_next_event(), until the next call of that or of xlm_client_poll(). */

@@ -264,7 +264,8 @@ const xlm_event & xlm_client::view(const Event & event) {
                         lend(event.device_kind),
                         lend(event.model_name),
                         lend(event.schedule_summary),
-                        lend(event.detail)};
+                        lend(event.detail),
+                        n.resident_bytes};
         out.status = &view_.status;
     }
     return out;

@@ -94,7 +94,7 @@ struct Reply {
     // status
     std::string_view engine_state, model_name, device_kind, schedule_summary;
     std::int64_t engine_restarts = 0, device_total_bytes = 0, ledger_bytes = 0, effective_bytes = 0;
-    std::int64_t least_bytes = 0, demand_bytes = 0;
+    std::int64_t least_bytes = 0, demand_bytes = 0, resident_bytes = 0;
     bool device_lost = false;
     double tokens_per_s = 0;
 };

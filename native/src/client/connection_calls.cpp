@@ -149,6 +149,7 @@ void Connection::status(const Reply & reply, std::string_view frame) {
     numbers.budget_bytes = to_size(reply.effective_bytes);
     numbers.minimum_bytes = to_size(reply.least_bytes);
     numbers.demand_bytes = to_size(reply.demand_bytes);
+    numbers.resident_bytes = to_size(reply.resident_bytes);
     numbers.tokens_per_s = reply.tokens_per_s;
     event.device_kind = reply.device_kind;
     event.model_name = reply.model_name;

@@ -103,6 +103,7 @@ constexpr Field fields[] = {
     status_text("device", "kind", &Reply::device_kind),
     status_whole("device", "total_bytes", &Reply::device_total_bytes),
     status_whole("device", "used_bytes", &Reply::ledger_bytes),
+    status_whole("device", "resident_bytes", &Reply::resident_bytes),
     within(ReplyType::status, "device", "lost", nullptr, nullptr, nullptr, &Reply::device_lost, true),
     status_whole("budget", "effective_bytes", &Reply::effective_bytes),
     status_whole("budget", "minimum_bytes", &Reply::least_bytes),

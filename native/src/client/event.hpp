@@ -23,6 +23,7 @@ struct StatusNumbers {
     std::uint64_t budget_bytes = 0;
     std::uint64_t minimum_bytes = 0;
     std::uint64_t demand_bytes = 0;
+    std::uint64_t resident_bytes = 0;
     double tokens_per_s = 0.0;
 };
 

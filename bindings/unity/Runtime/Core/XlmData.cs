@@ -72,6 +72,7 @@ namespace Xlm
         public ulong BudgetBytes { get; private set; }
         public ulong MinimumBytes { get; private set; }
         public ulong DemandBytes { get; private set; }
+        public ulong ResidentBytes { get; private set; }
         public double TokensPerSecond { get; private set; }
         public string DeviceKind { get; private set; }
         public string ModelName { get; private set; }
@@ -88,6 +89,7 @@ namespace Xlm
             BudgetBytes = status.budget_bytes;
             MinimumBytes = status.minimum_bytes;
             DemandBytes = status.demand_bytes;
+            ResidentBytes = status.resident_bytes;
             TokensPerSecond = status.tokens_per_s;
             DeviceKind = status.device_kind.ToString();
             ModelName = status.model_name.ToString();

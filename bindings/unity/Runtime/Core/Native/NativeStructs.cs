@@ -73,6 +73,7 @@ namespace Xlm.Native
         public xlm_str model_name;
         public xlm_str schedule_summary;
         public xlm_str json;
+        public ulong resident_bytes;
     }
 
     [StructLayout(LayoutKind.Sequential)]
