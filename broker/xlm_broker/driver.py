@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import platformdirs
 import psutil
 import zmq
@@ -30,7 +31,9 @@ from xlm_broker import broker_version
 from xlm_broker.config import Config
 from xlm_broker.image_store import ImageStore
 from xlm_broker.nvml import GpuMemory, NvmlWatcher, Reading
-from xlm_broker.planner import PriorityPlanner
+from xlm_broker.planner import PriorityPlanner, wire
+from xlm_broker.planning_link import PlanningLink
+from xlm_broker.profile_store import default_path
 from xlm_broker.ready import ReadyFile
 from xlm_broker.server import Server
 from xlm_broker.state import actions, events, settings
@@ -61,6 +64,7 @@ class Driver:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._server = Server(self._context, config.endpoint)
         self._timing = timing or machine_timing(config)
+        # by simple rules, where a schedule is needed at once; the best one comes from the planning process
         self._make_machine = make_machine or (lambda made: Machine(made, PriorityPlanner()))
         self._images = ImageStore()
         self._pending: deque[events.Event] = deque()
@@ -68,6 +72,7 @@ class Driver:
         self._reclaims = Latencies()
         self._process = psutil.Process()
         self._exit_code: int | None = None
+        self._standing: wire.Standing | None = None
         self._said_ready = False
         self._signalled_s = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
@@ -93,8 +98,10 @@ class Driver:
         self._supervisor = Supervisor(
             self._context, self._config.endpoint, self, command=self._engine_command(), crash_log=_crash_log()
         )
+        self._planning = PlanningLink(self._config.device, default_path(), self._dispatch, self._on_standing)
         self._announce()
         self._install_signals()
+        self._planning.start()
         self._server.start(self)
         watcher = self._start_nvml()
         self._dispatch(events.BrokerStarted())
@@ -112,7 +119,7 @@ class Driver:
             self._timer.cancel()
         if watcher is not None:
             watcher.stop()
-        await self._supervisor.close()
+        await asyncio.gather(self._supervisor.close(), self._planning.close())
         self._ready.remove()
         self._server.close()  # here, while signals are still ours: nothing is left behind by an impatient second one
 
@@ -183,6 +190,7 @@ class Driver:
             endpoint=self._server.address,
             pacing=settings.PacingSettings(min_duty=config.pace_min_duty),
             require_device=config.require_gpu,
+            find_plans=config.device.kind != "none",
         )
 
     # -- events in -------------------------------------------------------------------
@@ -223,6 +231,14 @@ class Driver:
     ) -> None:
         self._dispatch(events.EngineExited(incarnation, exit_code, signal_number, detail, code))
         self._look_whether_ready()
+
+    def _on_standing(self, standing: wire.Standing) -> None:
+        """By which times plans are made: said once, and again when it is another."""
+        if standing == self._standing:
+            return
+        self._standing = standing
+        level = "info" if standing.state == "measured" else "warning"
+        getattr(self._log, level)("planner_profile", state=standing.state, text=standing.text, advice=standing.advice)
 
     # -- the machine -----------------------------------------------------------------
 
@@ -274,6 +290,8 @@ class Driver:
                 self._supervisor.spawn(action.incarnation)
             case actions.KillEngine():
                 self._supervisor.kill(action.incarnation)
+            case actions.FindPlan():
+                self._planning.ask(action)
             case actions.StopBroker():
                 self._log.info("broker_stopping", reason=action.reason, exit_code=action.exit_code)
                 self._stop(action.exit_code)
@@ -319,6 +337,9 @@ class Driver:
         status.broker.setdefault("rss_bytes", self._process.memory_info().rss)
         status.broker.setdefault("queued_bytes", self._server.queued_bytes)
         status.broker.setdefault("device_reason", self._config.device_reason)
+        standing = self._standing
+        profile = {"state": "", "text": "", "advice": ""} if standing is None else msgspec.to_builtins(standing)
+        status.schedule.setdefault("profile", {name: profile.get(name, "") for name in ("state", "text", "advice")})
 
     # -- time ------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,11 +37,12 @@ class Planning:
     def tiers(self) -> list[int]:
         return [point.tokens for point in self.costs.points]
 
-    def task(self, budget_bytes: int, effort: int | None = None) -> Task:
+    def task(self, budget_bytes: int, effort: int | None = None, enough: Callable[[], bool] = lambda: False) -> Task:
         scratch = [self.work.scratch_bytes[tokens] for tokens in self.tiers]
         return Task(
             self.costs, self.prefill + self.decode, np.maximum.accumulate(np.array(scratch, dtype=np.int64)),
             self.work.small_bytes, max(0, budget_bytes), effort or default_effort(self.costs.n_units),
+            enough,
         )  # fmt: skip
 
 
@@ -119,9 +121,16 @@ def prepare(
     )
 
 
-def make_plan(planning: Planning, budget_bytes: int, *, keep: StateArray | None = None) -> Plan:
+def make_plan(
+    planning: Planning,
+    budget_bytes: int,
+    *,
+    keep: StateArray | None = None,
+    effort: int | None = None,
+    enough: Callable[[], bool] = lambda: False,
+) -> Plan:
     """The plan for a budget; everything on the CPU where nothing fits. Never above the budget."""
-    task = planning.task(budget_bytes)
+    task = planning.task(budget_bytes, effort, enough)
     return Plan(planning, task, search(task, keep))
 
 

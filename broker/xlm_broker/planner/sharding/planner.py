@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,7 +22,7 @@ from .kernels import Kernels
 from .machine import guessed_machine, profiled_machine
 from .modelled import CardRates, modelled_machine
 from .plan import Plan, Planning, make_plan, prepare, require_device
-from .problem import StateArray
+from .problem import StateArray, search_efforts
 from .profile import MachineProfile
 from .shrink import shrunk_schedule
 from .workload import Workload
@@ -29,6 +30,7 @@ from .workload import Workload
 _PLACEMENT = np.zeros(4, dtype=np.uint8)
 _PLACEMENT[[CPU, STREAM, RESIDENT, STREAM_KV]] = PLACE_CPU, PLACE_STREAM, PLACE_RESIDENT, PLACE_STREAM
 
+WORTH_SENDING = 0.005  # a better plan is told if it saves so much of the objective
 HORIZON_REQUESTS = 4.0  # a change must pay for its upload within so many requests of the expected kind
 
 
@@ -36,14 +38,14 @@ HORIZON_REQUESTS = 4.0  # a change must pay for its upload within so many reques
 class ShardingPlanner:
     """``xlm_broker.state.ports.Planner``. Deterministic; caches the last model's costs, so one thread at a time.
 
-    ``profile`` None: careful rates, and the schedule's summary says so. ``threads`` 0: as the profile has most.
+    ``profile`` None: careful rates, and the schedule's summary says so. ``threads`` 0: the engine's.
     ``card``: the device's rates, for a virtual GPU or a card that is not here; without it the profile's.
     """
 
     profile: MachineProfile | None = None
     card: CardRates | None = None
     workload: Workload = field(default_factory=Workload)
-    capabilities: Capabilities = field(default_factory=Capabilities)
+    capabilities: Capabilities | None = None  # None: what the engine says of itself (DeviceFacts)
     threads: int = 0
     _prepared: tuple[ModelFacts, DeviceFacts, Planning] | None = field(default=None, repr=False)
 
@@ -60,20 +62,53 @@ class ShardingPlanner:
         """The schedule for a budget. ``current``: what is in force; its resident set stays where a better one is not
         worth the upload. ``require``: BudgetError budget_infeasible instead of a schedule without the device."""
         planning, budget = self.planning(model, device), max(0, budget_bytes)
-        usable = device.kind != "none" and not device.degraded
-        plan = make_plan(planning, budget if usable else 0)
-        if usable and current is not None:
-            plan = keep_or_change(plan, held_state(planning, current))
+        plan = self._found(planning, device, budget, current)
         if require:
             require_device(planning, plan)
         return to_schedule(plan, model, budget, schedule_id)
+
+    def plans(
+        self,
+        model: ModelFacts,
+        device: DeviceFacts,
+        budget_bytes: int,
+        *,
+        current: Schedule | None = None,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> Iterator[tuple[Schedule, bool]]:
+        """Plans for a budget as they are found, and whether no better one will follow: first one within a frame's
+        time, then the best of a longer search. ``enough``: asked now and then; True ends the search without a last."""
+        planning, budget = self.planning(model, device), max(0, budget_bytes)
+        efforts = search_efforts(planning.costs.n_units) if _usable(device) else search_efforts(0)[:1]
+        best: Plan | None = None
+        for effort in efforts:
+            plan = self._found(planning, device, budget, current, effort, enough)
+            if enough() and best is not None:
+                return
+            worse = best is not None and plan.solution.objective > best.solution.objective * (1 - WORTH_SENDING)
+            best = best if worse and best is not None else plan
+            yield to_schedule(best, model, budget, 0), effort == efforts[-1]
+
+    def _found(
+        self,
+        planning: Planning,
+        device: DeviceFacts,
+        budget: int,
+        current: Schedule | None,
+        effort: int | None = None,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> Plan:
+        if not _usable(device):
+            return make_plan(planning, 0)
+        plan = make_plan(planning, budget, effort=effort, enough=enough)
+        return plan if current is None else keep_or_change(plan, held_state(planning, current), effort)
 
     def shrink_plan(
         self, model: ModelFacts, device: DeviceFacts, schedule: Schedule, budget_bytes: int, *, schedule_id: int
     ) -> Schedule:
         """What is left of ``schedule`` in a smaller budget: evicts, adds nothing, searches nothing. Never raises."""
-        usable = device.kind != "none" and not device.degraded
-        return shrunk_schedule(model, schedule, max(0, budget_bytes) if usable else 0, schedule_id=schedule_id)
+        budget = max(0, budget_bytes) if _usable(device) else 0
+        return shrunk_schedule(model, schedule, budget, schedule_id=schedule_id)
 
     def minimum_device_bytes(self, model: ModelFacts) -> int:
         return minimum_device_bytes(model)
@@ -89,15 +124,28 @@ class ShardingPlanner:
 
     def _prepare(self, model: ModelFacts, device: DeviceFacts) -> Planning:
         kernels: Kernels | None = None
+        threads = self.threads or device.n_threads
         if self.card is not None:
-            machine, kernels, notes = modelled_machine(self.card, self.profile, threads=self.threads)
+            machine, kernels, notes = modelled_machine(self.card, self.profile, threads=threads)
         elif self.profile is None:
             machine, notes = guessed_machine(device)
+            machine = replace(machine, cpu_threads=threads or machine.cpu_threads)
         else:
-            machine, kernels, notes = profiled_machine(self.profile, device, self.threads)
+            machine, kernels, notes = profiled_machine(self.profile, device, threads)
         work = work_from_facts(model)
         work = replace(work, fallbacks=(*work.fallbacks, *notes))
-        return prepare(work, machine, self.workload, kernels=kernels, capabilities=self.capabilities)
+        able = self.capabilities or engine_capabilities(device)
+        return prepare(work, machine, self.workload, kernels=kernels, capabilities=able)
+
+
+def engine_capabilities(device: DeviceFacts) -> Capabilities:
+    """What the engine said it can do."""
+    said = set(device.capabilities)
+    return Capabilities(kv_streaming="kv_streaming" in said, ring_across_steps="ring_across_steps" in said)
+
+
+def _usable(device: DeviceFacts) -> bool:
+    return device.kind != "none" and not device.degraded
 
 
 # -- hysteresis ------------------------------------------------------------------------
@@ -117,11 +165,11 @@ def held_state(planning: Planning, schedule: Schedule) -> StateArray:
     return state
 
 
-def keep_or_change(plan: Plan, held: StateArray) -> Plan:
+def keep_or_change(plan: Plan, held: StateArray, effort: int | None = None) -> Plan:
     """The new plan, or the best one with the set that is there, where the gain would not pay for the upload."""
     if not plan.used or np.array_equal(held, plan.solution.state) or not held.any():
         return plan
-    kept = make_plan(plan.planning, plan.task.budget_bytes, keep=held)
+    kept = make_plan(plan.planning, plan.task.budget_bytes, keep=held, effort=effort)
     if not kept.used:
         return plan
     gain_ns = (kept.solution.objective - plan.solution.objective) * HORIZON_REQUESTS

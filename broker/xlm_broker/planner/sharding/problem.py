@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,18 @@ StateArray = NDArray[np.int8]
 RING_PIECES = 2  # one piece computes while the next is copied
 SMALL_UNITS = 16  # up to so many sub-layers all single and paired changes are tried
 EFFORT = 16_000  # sub-layers to simulate for one plan
-SMALL_EFFORT = 150_000  # the same in small models
+LONG_EFFORT = 160_000  # the same where there is time
+SMALL_EFFORT = 150_000  # in small models
+QUICK_EFFORT = 2_000  # in small models, within a frame's time
 
 
 def default_effort(n_units: int) -> int:
     return SMALL_EFFORT if n_units <= SMALL_UNITS else EFFORT
+
+
+def search_efforts(n_units: int) -> list[int]:
+    """Ascending: within a frame's time, then in the background."""
+    return [QUICK_EFFORT, SMALL_EFFORT] if n_units <= SMALL_UNITS else [EFFORT, LONG_EFFORT]
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,7 @@ class Task:
     fixed_bytes: int
     budget_bytes: int
     effort: int
+    enough: Callable[[], bool] = field(default=lambda: False, compare=False)  # True: the search ends with what it has
 
     def room(self, reach: int) -> int:
         """Bytes for copies and ring if the first ``reach`` tiers use the device."""

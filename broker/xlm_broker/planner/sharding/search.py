@@ -89,7 +89,7 @@ def _improved(
     """One start after the other, the most promising first, until the effort is used up."""
     rows = task.effort // (2 * max(1, task.costs.n_units))
     for start in starts:
-        if rows > 0:
+        if rows > 0 and not task.enough():
             share = max(rows // STARTS, MIN_ROWS)
             improver = Improver(task, start, orders, min(rows, share))
             yield improver.run(exchange=exchange)
