@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +25,10 @@ def profile_of(path: Path, device: DeviceConfig, identity: Mapping[str, str]) ->
         here = _key(identity)
         if here is None:
             return None, Standing(state="missing", text="this machine's identity is not known", advice=ADVICE)
-        return profile, _standing(profile, _expected(profile, device, here))
+        check_profile(profile, expected_key(profile, device, here))
+        return profile, _standing(
+            profile, whole=all(getattr(profile.key, n) == getattr(here, n) for n in _OF_THE_DEVICE)
+        )
     except ProfileError as error:
         state = {"profile_missing": "missing", "profile_stale": "stale"}.get(error.code, "corrupt")
         advice = ADVICE if state == "missing" else f"measure again: {MEASURE} --fresh"
@@ -40,19 +44,15 @@ def _key(identity: Mapping[str, str]) -> ProfileKey | None:
         return None
 
 
-def _expected(profile: MachineProfile, device: DeviceConfig, here: ProfileKey) -> bool:
-    """Whether also the device's points are of this machine. ProfileError profile_stale where the CPU's are not.
-
-    The virtual GPU's times follow from its configuration, and without a device none are needed.
-    """
-    unneeded = device.kind in ("sim", "none")
-    same = all(getattr(profile.key, name) == getattr(here, name) for name in _OF_THE_DEVICE)
-    key = ProfileKey(here.cpu, here.n_cores, here.isa, profile.key.gpu, profile.key.driver, here.ggml)
-    check_profile(profile, key if unneeded else here)
-    return same
+def expected_key(profile: MachineProfile, device: DeviceConfig, here: ProfileKey) -> ProfileKey:
+    """What the profile's key must be. The virtual GPU's times follow from its configuration, and without a device
+    none are needed: there only CPU and ggml count."""
+    if device.kind not in ("sim", "none"):
+        return here
+    return replace(here, **{name: getattr(profile.key, name) for name in _OF_THE_DEVICE})
 
 
-def _standing(profile: MachineProfile, whole: bool) -> Standing:
+def _standing(profile: MachineProfile, *, whole: bool) -> Standing:
     if not profile.complete:
         text = "the profile of this machine is not complete"
         return Standing(state="partly", text=text, advice="finish it: xlm profile goes on where it stopped")

@@ -19,9 +19,6 @@ _BACKENDS: Final = {
     "vulkan": ("XLM_VULKAN_LIBRARY", "libggml-vulkan.so", "ggml-vulkan.dll"),
     "cuda": ("XLM_CUDA_LIBRARY", "libggml-cuda.so", "ggml-cuda.dll"),
 }
-# What the native backend does, by the names of link.CAPABILITIES. A streamed sub-layer's KV cache has a lasting copy
-# (cache.cpp), matrices are streamed whole (plan.cpp), the ring keeps what was prefetched for the next step (ring.cpp).
-CAPABILITIES: Final = ("ring_across_steps",)
 
 
 def n_threads_of(wanted: int) -> int:
@@ -100,7 +97,7 @@ def facts(
         description=device.description(),
         total_bytes=memory.device_total_bytes,
         link_bytes_per_s=config.sim.link_bytes_per_s if config.kind == "sim" else 0.0,
-        capabilities=list(CAPABILITIES),
+        capabilities=list(link.ENGINE_CAPABILITIES),
         identity=known,
         n_threads=n_threads,
     )

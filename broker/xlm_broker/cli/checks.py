@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -20,8 +20,13 @@ import psutil
 
 from xlm.errors import XlmError
 from xlm.protocol.endpoints import Endpoint, parse_endpoint
+from xlm.protocol.link import DeviceConfig
 from xlm_broker.config import demo_model
 from xlm_broker.devices import Devices, detect
+from xlm_broker.planner.wire import Standing
+from xlm_broker.profile_choice import ADVICE, profile_of
+from xlm_broker.profile_store import default_path
+from xlm_broker.profiler import identify
 
 State = Literal["ok", "warn", "fail"]
 
@@ -73,7 +78,11 @@ def run_probe(name: str) -> dict[str, Any]:
 
 
 def all_checks(
-    endpoint: str = "", *, probe: Probe = run_probe, find_devices: Callable[[], Devices] = detect
+    endpoint: str = "",
+    *,
+    probe: Probe = run_probe,
+    find_devices: Callable[[], Devices] = detect,
+    find_profile: Callable[[Devices], Standing] | None = None,
 ) -> Iterator[Check]:
     """Every check in the order a reader wants them; none raises."""
     yield python_version()
@@ -86,6 +95,7 @@ def all_checks(
     yield cuda(devices)
     yield vulkan(devices, probe("vulkan"))
     yield device_choice(devices)
+    yield machine_profile((find_profile or profile_standing)(devices))
     yield from endpoint_checks(endpoint)
     yield free_memory()
     yield demo_model_file()
@@ -229,6 +239,28 @@ def device_choice(devices: Devices) -> Check:
     if devices.problems:
         return Check("device", "warn", f"{kind}: {reason}; {'; '.join(devices.problems)}", "correct the setting", data)
     return Check("device", "ok", f"--device auto takes {kind}: {reason}", data=data)
+
+
+def profile_standing(devices: Devices) -> Standing:
+    """Of the profile that the broker would plan by. Asks ggml who this machine is, in a process of its own."""
+    kind, _ = devices.best()
+    config = DeviceConfig(kind=kind)
+    path = default_path()
+    if not path.is_file():
+        return profile_of(path, config, {})[1]
+    try:
+        here = {name: str(value) for name, value in asdict(identify(config)).items()}
+    except XlmError as error:
+        return Standing(state="partly", text=f"{path}: not compared with this machine: {error.message}", advice=ADVICE)
+    return profile_of(path, config, here)[1]
+
+
+def machine_profile(standing: Standing) -> Check:
+    """Whether plans are made by measured times; without a profile they are careful, so slower than they could be."""
+    data = {"state": standing.state, "code": standing.code}
+    if standing.state == "measured":
+        return Check("profile", "ok", standing.text, data=data)
+    return Check("profile", "warn", standing.text, standing.advice or ADVICE, data)
 
 
 # -- endpoint and machine ------------------------------------------------------------

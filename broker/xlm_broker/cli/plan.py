@@ -9,22 +9,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 import typer
 
 from xlm._sizes import parse_size
 from xlm.errors import ProfileError, RequestError, ShapeError, XlmError
-from xlm.protocol.link import DeviceFacts
+from xlm.protocol.link import DeviceConfig, DeviceFacts
+from xlm_broker.devices import detect
 from xlm_broker.gguf_facts import work_from_gguf
+from xlm_broker.planner.sharding import engine_capabilities
 from xlm_broker.planner.sharding.costs import Capabilities
 from xlm_broker.planner.sharding.hardware import Machine, machine_from_row
 from xlm_broker.planner.sharding.kernels import Kernels
 from xlm_broker.planner.sharding.machine import guessed_machine, profiled_machine
 from xlm_broker.planner.sharding.plan import Planning, check_host_memory, make_plan, prepare
+from xlm_broker.planner.sharding.plan import require_device as plan_required
 from xlm_broker.planner.sharding.report import GIB, CurvePoint, as_json, as_text, curve, curve_budgets, sublayer_rows
 from xlm_broker.planner.sharding.shapes import model_work, shape_from_entry
 from xlm_broker.planner.sharding.work import ModelWork
 from xlm_broker.planner.sharding.workload import DECODE_TOKENS, Objective, Workload
-from xlm_broker.profile_store import default_path, load_profile
+from xlm_broker.profile_choice import expected_key
+from xlm_broker.profile_store import check_profile, default_path, load_profile
+from xlm_broker.profiler import identify
 
 DEFAULT_CONTEXT = 4096
 OBJECTIVES: tuple[Objective, ...] = ("interactive", "throughput")
@@ -42,7 +48,11 @@ def plan(
     ubatch: Annotated[int, typer.Option(help="Tokens of the largest step.")] = 1024,
     objective: Annotated[str, typer.Option(help="interactive or throughput.")] = "interactive",
     threads: Annotated[int, typer.Option(help="CPU threads. 0: as measured.")] = 0,
-    kv_streaming: Annotated[bool, typer.Option(help="Allow attention whose KV cache is copied for each step.")] = True,
+    kv_streaming: Annotated[
+        bool | None,
+        typer.Option(help="Attention whose KV cache is copied for each step.  [default: what the engine can do]"),
+    ] = None,
+    require_device: Annotated[bool, typer.Option(help="An error if nothing would run on the device.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Also list every sub-layer.")] = False,
     as_json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
     curve_file: Annotated[str, typer.Option("--curve", help="Also plan a range of budgets; a PNG file, or -.")] = "",
@@ -54,10 +64,12 @@ def plan(
     """
     workload = _workload(prompt or max(1, context), decode, objective)
     work = _work(model, shape, context, ubatch)
-    planning = _planning(work, machine, profile, threads, workload, Capabilities(kv_streaming=kv_streaming))
+    planning = _planning(work, machine, profile, threads, workload, _capabilities(kv_streaming))
     check_host_memory(planning)
     budget_bytes = parse_size(budget)
     found, more = make_plan(planning, budget_bytes), make_plan(planning, budget_bytes + GIB)
+    if require_device:
+        plan_required(planning, found)
     points = curve(planning, curve_budgets(planning)) if curve_file else []
     if curve_file not in ("", "-"):
         _draw(points, planning, Path(curve_file))
@@ -68,6 +80,11 @@ def plan(
     print(as_text(found, more, points))
     if explain:
         print("\n" + "\n".join(_sublayer_lines(sublayer_rows(found), planning.tiers)))
+
+
+def _capabilities(kv_streaming: bool | None) -> Capabilities:
+    able = engine_capabilities()
+    return able if kv_streaming is None else replace(able, kv_streaming=kv_streaming)
 
 
 def _workload(prompt: int, decode: int, objective: str) -> Workload:
@@ -125,15 +142,30 @@ def _machine(text: str) -> Machine:
 
 
 def _this_machine(profile: str, threads: int) -> tuple[Machine, Kernels | None, tuple[str, ...]]:
-    """A profile that was asked for must be there and sound; without one, careful guesses that say so."""
+    """A profile that was asked for must be there, sound and of this machine; without one, careful guesses.
+
+    ProfileError profile_missing, profile_corrupt or profile_stale, which names every difference.
+    """
     path = Path(profile) if profile else default_path()
+    rates: tuple[Machine, Kernels | None, tuple[str, ...]]
     try:
-        return profiled_machine(load_profile(path), DeviceFacts(kind="unknown"), threads)
+        found = load_profile(path)
+        device = detected_device()
+        check_profile(found, expected_key(found, device, identify(device)))
+        rates = profiled_machine(found, DeviceFacts(kind="unknown"), threads)
     except ProfileError as error:
-        if profile or error.code != "profile_missing":
+        if profile:
             raise
-        rates, notes = guessed_machine(DeviceFacts(kind="unknown"))
-        return rates, None, notes
+        machine, notes = guessed_machine(DeviceFacts(kind="unknown"))
+        rates = machine, None, (f"{error.message} [{error.code}]", *notes)
+    machine, kernels, notes = rates
+    return replace(machine, host_memory_bytes=psutil.virtual_memory().total), kernels, notes
+
+
+def detected_device() -> DeviceConfig:
+    """What ``--device auto`` takes here."""
+    kind, _ = detect().best()
+    return DeviceConfig(kind=kind)
 
 
 def _sublayer_lines(rows: Sequence[dict[str, Any]], tiers: Sequence[int]) -> list[str]:

@@ -15,6 +15,7 @@ from xlm.testing import FakeBroker
 from xlm_broker.cli import checks, doctor, tools
 from xlm_broker.cli.checks import Check
 from xlm_broker.devices import Devices, NvidiaGpu
+from xlm_broker.planner.wire import Standing
 
 LLAMA = {
     "version": checks.LLAMA_CPP_PYTHON,
@@ -22,6 +23,7 @@ LLAMA = {
     "ggml_commit": "0c1e570",
     "system_info": "CPU : AVX2 = 1 | FMA = 1 | AMX_INT8 = 0 |",
 }
+MEASURED = Standing(state="measured", text="the profile of this machine")
 GOOD = {
     "llama": LLAMA,
     "device": {"build": "xlm 0.1 for ggml 0.25.3", "path": "/x/libggml-xlm.so"},
@@ -32,7 +34,10 @@ GOOD = {
 
 def found(answers: dict[str, Any], devices: Devices, endpoint: str) -> dict[str, Check]:
     probe: Callable[[str], dict[str, Any]] = answers.__getitem__
-    return {check.name: check for check in checks.all_checks(endpoint, probe=probe, find_devices=lambda: devices)}
+    made = checks.all_checks(
+        endpoint, probe=probe, find_devices=lambda: devices, find_profile=lambda _: answers.get("profile", MEASURED)
+    )
+    return {check.name: check for check in made}
 
 
 @pytest.fixture
@@ -167,3 +172,17 @@ def test_only_failures_are_an_exit_code(state: Any, code: int, monkeypatch: pyte
     assert json.loads(result.output)["ok"] is (code == 0)
     text = CliRunner().invoke(tools.app, ["doctor"]).output
     assert "do: do this" in text
+
+
+@pytest.mark.parametrize("state", ["missing", "corrupt", "stale", "partly"])
+def test_a_profile_that_cannot_be_planned_by_is_named(endpoint: str, state: str) -> None:
+    standing = Standing(state=state, text="why", code=f"profile_{state}")
+    check = found({**GOOD, "profile": standing}, Devices(), endpoint)["profile"]
+    assert (check.state, check.detail) == ("warn", "why")
+    assert "xlm profile --quick" in check.advice
+
+
+def test_without_a_profile_nobody_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(checks, "default_path", lambda: tmp_path / "none.sqlite")
+    monkeypatch.setattr(checks, "identify", lambda _config: pytest.fail("asked"))
+    assert checks.profile_standing(Devices()).state == "missing"

@@ -14,7 +14,15 @@ Pure numpy and standard library: no I/O, no clock. docs/timing-model.md has the 
 
 from .costs import Capabilities
 from .modelled import CardRates, card_of_sim, modelled_machine
-from .planner import ShardingPlanner
+from .planner import ShardingPlanner, engine_capabilities
 from .workload import Workload
 
-__all__ = ["Capabilities", "CardRates", "ShardingPlanner", "Workload", "card_of_sim", "modelled_machine"]
+__all__ = [
+    "Capabilities",
+    "CardRates",
+    "ShardingPlanner",
+    "Workload",
+    "card_of_sim",
+    "engine_capabilities",
+    "modelled_machine",
+]

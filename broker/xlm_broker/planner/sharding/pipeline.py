@@ -146,17 +146,25 @@ class StepTrace:
 
 
 def trace_step(costs: Costs, tier: int, modes: ModeArray, ring_ns: float) -> StepTrace:
-    """The same recurrence for one step, unit by unit."""
+    """The same recurrence for one step, unit by unit; the second of two equal ones where the ring outlives a step."""
+    traced = _trace(costs, tier, modes, ring_ns, 0.0)
+    if costs.capabilities.ring_across_steps and traced.segments:
+        return _trace(costs, tier, modes, ring_ns, max(0.0, traced.segments[-1].uploaded - traced.link))
+    return traced
+
+
+def _trace(costs: Costs, tier: int, modes: ModeArray, ring_ns: float, done: float) -> StepTrace:
     uploads = [float(costs.upload[tier, mode, i]) for i, mode in enumerate(modes)]
-    total_upload, segments, now, done, until, device = sum(uploads), [], costs.step, 0.0, 0.0, False
+    total, segments, now, until, device = sum(uploads), [], costs.step, 0.0, False
+    most = total + (min(ring_ns, total) if costs.capabilities.ring_across_steps else 0.0)
     for i, mode in enumerate(int(m) for m in modes):
         hop = 0.0 if (mode != CPU) == device else float((costs.hop_down if device else costs.hop_up)[tier])
         device, until = mode != CPU, until + uploads[i]
-        segment = _segment(costs, tier, i, mode, now, hop, done, until, uploads[i], min(until + ring_ns, total_upload))
+        segment = _segment(costs, tier, i, mode, now, hop, done, until, uploads[i], min(until + ring_ns, most))
         segments.append(segment)
         now, done = segment.end, segment.uploaded
     last_hop = float(costs.hop_down[tier]) if device else 0.0
-    return _summed(costs, tier, segments, now + last_hop, last_hop, total_upload)
+    return _summed(costs, tier, segments, now + last_hop, last_hop, total)
 
 
 def _segment(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,9 +10,9 @@ from msgspec.structs import replace as struct_replace
 from numpy.typing import NDArray
 
 from xlm.protocol.link import CPU as PLACE_CPU
+from xlm.protocol.link import ENGINE_CAPABILITIES, DeviceFacts, ModelFacts, Schedule, Tier
 from xlm.protocol.link import RESIDENT as PLACE_RESIDENT
 from xlm.protocol.link import STREAM as PLACE_STREAM
-from xlm.protocol.link import DeviceFacts, ModelFacts, Schedule, Tier
 from xlm_broker.planner.memory import minimum_device_bytes, unified_demand
 from xlm_broker.planner.report import summarise
 
@@ -134,13 +134,13 @@ class ShardingPlanner:
             machine, kernels, notes = profiled_machine(self.profile, device, threads)
         work = work_from_facts(model)
         work = replace(work, fallbacks=(*work.fallbacks, *notes))
-        able = self.capabilities or engine_capabilities(device)
+        able = self.capabilities or engine_capabilities(device.capabilities)
         return prepare(work, machine, self.workload, kernels=kernels, capabilities=able)
 
 
-def engine_capabilities(device: DeviceFacts) -> Capabilities:
-    """What the engine said it can do."""
-    said = set(device.capabilities)
+def engine_capabilities(names: Sequence[str] = ENGINE_CAPABILITIES) -> Capabilities:
+    """What an engine said it can do; without a word of it, what this release's does."""
+    said = set(names)
     return Capabilities(kv_streaming="kv_streaming" in said, ring_across_steps="ring_across_steps" in said)
 
 

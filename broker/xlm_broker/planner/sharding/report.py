@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from xlm.errors import BudgetError
 from xlm_broker.planner.report import size
 
 from .costs import CPU, EVERYTHING, KV, RESIDENT, STREAM, STREAM_KV
 from .pipeline import StepTrace
-from .plan import NS_PER_MS, Plan, Planning, make_plan
+from .plan import NS_PER_MS, Plan, Planning, make_plan, minimum_bytes, require_device
 from .problem import simulate, stream_mode
 
 _MODE_NAMES = {CPU: "cpu", STREAM: "stream", RESIDENT: "resident", STREAM_KV: "stream with KV"}
@@ -140,6 +141,8 @@ def as_json(plan: Plan, more: Plan | None = None, points: Sequence[CurvePoint] =
         "kv_bytes": plan.kv_bytes,
         "ring_bytes": plan.solution.ring_bytes,
         "scratch_bytes": plan.scratch_bytes,
+        "minimum_bytes": minimum_bytes(plan.planning),
+        "uses_device": plan.used,
         "tiers": [asdict(tier) for tier in tier_reports(plan)],
         "fallbacks": list(plan.planning.fallbacks),
     }
@@ -167,7 +170,16 @@ def sublayer_rows(plan: Plan) -> list[dict[str, Any]]:
 
 
 def as_text(plan: Plan, more: Plan | None = None, points: Sequence[CurvePoint] = ()) -> str:
-    lines = [_headline(plan), "", *_memory_lines(plan), "", *_tier_lines(plan), "", *_reasons(plan)]
+    lines = [
+        _headline(plan),
+        "",
+        *_memory_lines(plan),
+        *_without_device(plan),
+        "",
+        *_tier_lines(plan),
+        "",
+        *_reasons(plan),
+    ]
     if more is not None:
         lines.append(
             f"one more GiB: {more.decode_tps:.1f} tokens/s ({more.decode_tps - plan.decode_tps:+.1f}),"
@@ -197,6 +209,15 @@ def _memory_lines(plan: Plan) -> list[str]:
         f" ring {size(plan.solution.ring_bytes)}, scratch {size(plan.scratch_bytes)};"
         f" {size(used)} of {size(plan.task.budget_bytes)}"
     ]
+
+
+def _without_device(plan: Plan) -> list[str]:
+    """Why nothing runs on the device, if nothing does."""
+    try:
+        require_device(plan.planning, plan)
+    except BudgetError as error:
+        return [error.message]
+    return []
 
 
 def _tier_lines(plan: Plan) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,15 @@ import typer
 from typer.testing import CliRunner
 
 from xlm.errors import BudgetError, ModelError, ProfileError, RequestError, ShapeError
+from xlm.protocol.link import DeviceConfig
 from xlm_broker.cli.plan import plan
+from xlm_broker.planner.sharding.profile import KernelPoint, ProfileKey
+from xlm_broker.profile_store import ProfileWriter
 
 from . import examples
 
 gguf = pytest.importorskip("gguf")
+plan_module = import_module("xlm_broker.cli.plan")
 APP = typer.Typer()
 APP.command()(plan)
 
@@ -125,3 +131,95 @@ def test_errors_are_typed(folder: Path) -> None:
         assert isinstance(failure(["--shape", f"{folder / 'models.json'}#{name}", "--budget", "1GiB"]), ShapeError)
     no_machine = [*shape_arguments(folder)[:2], "--machine", f"{folder / 'machines.csv'}#moon", "--budget", "1GiB"]
     assert isinstance(failure(no_machine), ShapeError)
+
+
+# -- this machine's profile ----------------------------------------------------------------
+
+KEY = ProfileKey(cpu="a cpu", n_cores=4, isa="AVX2", gpu="xlm virtual GPU", driver="exact", ggml="0.25.3")
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without a profile yet; where it would be."""
+    monkeypatch.setattr(plan_module, "identify", lambda _device: KEY)
+    monkeypatch.setattr(plan_module, "detected_device", lambda: DeviceConfig(kind="cuda"))
+    monkeypatch.setattr(plan_module, "default_path", lambda: folder / "profile.sqlite")
+    write_model(folder / "m.gguf")
+    return folder / "profile.sqlite"
+
+
+def here_arguments(path: Path, *more: str, budget: str = "1MiB") -> list[str]:
+    model = str(path.parent / "m.gguf")
+    return ["--model", model, "--budget", budget, "--context", "256", "--ubatch", "16", "--json", *more]
+
+
+def measured(path: Path, key: ProfileKey = KEY) -> Path:
+    writer = ProfileWriter(path, key)
+    writer.add(kernels=[KernelPoint("cpu", "MUL_MAT", "F32", (1024, 1024, 0, 0), 1, 4, "idle", 100_000)])
+    writer.finish()
+    writer.close()
+    return path
+
+
+def fallbacks(arguments: list[str]) -> str:
+    return " | ".join(json.loads(output(arguments))["fallbacks"])
+
+
+def test_without_a_profile_the_guess_is_named(here: Path) -> None:
+    said = fallbacks(here_arguments(here))
+    assert "profile_missing" in said
+    assert "xlm profile" in said
+
+
+def test_with_the_profile_of_this_machine(here: Path) -> None:
+    measured(here)
+    assert "no profile" not in fallbacks(here_arguments(here))
+    assert "no profile" not in fallbacks(here_arguments(here, "--profile", str(here)))
+
+
+@pytest.mark.parametrize("field", ["driver", "ggml", "cpu"])
+def test_a_stale_profile_is_named(here: Path, field: str) -> None:
+    """By default a named fallback; an error where that very profile was asked for."""
+    measured(here, replace(KEY, **{field: "older"}))
+    said = fallbacks(here_arguments(here))
+    assert f"{field}: {getattr(KEY, field)} here, older in the profile" in said
+    assert "no profile" in said
+    error = failure(here_arguments(here, "--profile", str(here)))
+    assert isinstance(error, ProfileError)
+    assert error.code == "profile_stale"
+    assert f"{field}:" in error.message
+
+
+def test_a_corrupt_profile(here: Path) -> None:
+    here.write_bytes(b"SQLite format 3\0" + bytes(200))
+    assert "profile_corrupt" in fallbacks(here_arguments(here))
+    error = failure(here_arguments(here, "--profile", str(here)))
+    assert isinstance(error, ProfileError)
+    assert error.code == "profile_corrupt"
+
+
+def test_a_budget_below_the_minimum_says_so_and_why(here: Path) -> None:
+    found = json.loads(output(here_arguments(here, budget="10KiB")))
+    assert not found["uses_device"]
+    assert found["minimum_bytes"] > 10 << 10
+    text = output([a for a in here_arguments(here, budget="10KiB") if a != "--json"])
+    assert f"10240 bytes are below the minimum of {found['minimum_bytes']} (scratch" in text
+    error = failure(here_arguments(here, "--require-device", budget="10KiB"))
+    assert isinstance(error, BudgetError)
+    assert error.code == "budget_infeasible"
+    assert error.minimum_bytes == found["minimum_bytes"]
+
+
+def test_a_context_beyond_the_hosts_memory(here: Path) -> None:
+    arguments = [*here_arguments(here), "--context", str(1 << 40)]
+    error = failure(arguments)
+    assert isinstance(error, BudgetError)
+    assert "GiB of host memory" in error.message
+
+
+def test_plans_by_default_what_the_engine_can_do(folder: Path) -> None:
+    plain = json.loads(output(shape_arguments(folder, "--json", budget="1GiB")))
+    same = json.loads(output(shape_arguments(folder, "--json", "--no-kv-streaming", budget="1GiB")))
+    assert plain["tiers"] == same["tiers"]
+    modes = {mode for tier in plain["tiers"] for kind in tier["placement"].values() for mode in kind}
+    assert "stream with KV" not in modes
