@@ -16,12 +16,13 @@ def tiers(n_ubatch: int) -> Iterator[int]:
     yield n_ubatch
 
 
-def measure_scratch(runtime: Runtime, progress: Callable[[float], None]) -> dict[int, int]:
-    """Tokens of a step -> device scratch bytes it needs. Runs on the CPU schedule; leaves the KV cache empty.
+def mask_bytes(size: int, n_ctx: int) -> int:
+    """The attention mask grows with the cells in use: two bytes (F16) and four (F32) a cell and token."""
+    return 6 * size * n_ctx
 
-    The attention mask grows with the cells in use; a full context is added, at two bytes (F16) and four (F32)
-    a cell and token.
-    """
+
+def measure_scratch(runtime: Runtime, progress: Callable[[float], None]) -> dict[int, int]:
+    """Tokens of a step -> device scratch bytes it needs. Runs on the CPU schedule; leaves the KV cache empty."""
     needs: dict[int, int] = {}
     sizes = list(tiers(runtime.config.n_ubatch))
     runtime.device.reset_stats()
@@ -29,7 +30,7 @@ def measure_scratch(runtime: Runtime, progress: Callable[[float], None]) -> dict
         _step(runtime, size)
         stats = runtime.device.stats()
         seen = stats["scratch_need_decode_bytes"] if size == 1 else stats["scratch_need_prefill_bytes"]
-        needs[size] = seen + 6 * size * runtime.config.n_ctx
+        needs[size] = seen + mask_bytes(size, runtime.config.n_ctx)
         progress((index + 1) / len(sizes))
     runtime.clear()
     runtime.device.reset_stats()

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from xlm_broker import broker_version
+from xlm_broker.cli.bench import bench
 from xlm_broker.cli.chat import chat
 from xlm_broker.cli.common import run_guarded, tolerant_output
 from xlm_broker.cli.demo import demo
@@ -50,6 +51,7 @@ _COMMANDS: Final[dict[Callable[..., None], str]] = {
     doctor: "Check this machine, say what is missing.",
     profile: "Measure this machine for the planner.",
     plan: "What would run where with a budget.",
+    bench: "Ours against stock llama.cpp, measured.",
 }
 for _command, _short in _COMMANDS.items():
     app.command(short_help=_short)(_command)

@@ -1,0 +1,358 @@
+"""The benchmark: profiles, the sweep over stock llama.cpp's settings, our plans, the rows."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from xlm.errors import ModelError
+from xlm.protocol.link import DeviceFacts, ModelFacts, Schedule
+from xlm_broker import broker_version
+from xlm_broker.bench.cards import Rates
+from xlm_broker.bench.exact import exact_check
+from xlm_broker.bench.grid import DECODE_TOKENS, UBATCH, Case, Grid, Work
+from xlm_broker.bench.measure import Lazy, Step, StepTimes, name_of, steps_of, time_steps, times_of
+from xlm_broker.bench.models import BenchModel, bench_model
+from xlm_broker.bench.plans import KINDS, Planned, fingerprint, placements, predicted
+from xlm_broker.bench.profiles import Cards, machine_threads, profiled_cards
+from xlm_broker.bench.statics import (
+    Best,
+    Family,
+    Measured,
+    Setting,
+    Surveyed,
+    Times,
+    best,
+    families,
+    shortlist,
+    without_device,
+)
+from xlm_broker.bench.store import Store
+
+VRAM_BYTES: Final = 8 << 30  # of the virtual card: never what limits; budgets are
+PATIENCE: Final = 3.0  # a prefill step is given up when it takes so many times the best known
+SLOWEST_S: Final = 20.0
+LEAST_LIMIT_S: Final = 0.5
+NS_PER_MS: Final = 1e6
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    grid: Grid
+    folder: Path
+    threads: int = 0
+    fresh: bool = False
+    exact: bool = True
+    kinds: frozenset[tuple[int, int]] = frozenset({(512, 4096)})  # works for which the pure kinds are measured too
+
+
+@dataclass
+class Bench:
+    """One run. ``rows`` grows as models are done; ``result`` is what --json writes."""
+
+    options: Options
+    say: Say
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    exact: dict[str, Any] | None = None
+    _started: float = field(default_factory=time.monotonic)
+
+    def run(self, done: Callable[[Bench], None] = lambda _bench: None) -> None:
+        """``done`` is called after each model. XlmError where a model or a device is missing."""
+        options = self.options
+        self.threads = machine_threads(options.threads)
+        models = [bench_model(name, options.folder, self._tell) for name in options.grid.models]
+        self.cards = profiled_cards(
+            options.folder / "profiles", options.grid.cards, [m.path for m in models], self.threads, VRAM_BYTES,
+            self._tell,
+        )  # fmt: skip
+        self.store = Store(options.folder / "measured.jsonl", fresh=options.fresh)
+        for model in models:
+            self.rows += ModelBench(self, model).run()
+            done(self)
+        if options.exact:
+            self.exact = self.store.once(
+                lambda: exact_check(options.folder, self.threads, self._tell), *self.key("exact")
+            )
+            done(self)
+
+    def _tell(self, text: str) -> None:
+        self.say(f"[{time.monotonic() - self._started:5.0f} s] {text}")
+
+    def key(self, *parts: object) -> tuple[object, ...]:
+        """With everything else a measurement depends on."""
+        rates = [f"{r.name}:{r.link_bytes_s:.4g}:{r.flops_s:.4g}:{r.memory_bytes_s:.4g}" for r in self._rates()]
+        return (broker_version(), self.cards.ggml, self.threads, ",".join(rates), *parts)
+
+    def _rates(self) -> Iterable[Rates]:
+        return self.cards.rates.values()
+
+    def result(self) -> dict[str, Any]:
+        return {
+            "date": datetime.now(UTC).date().isoformat(),
+            "cpu": self.cards.cpu,
+            "threads": self.threads,
+            "system": platform.system(),
+            "ggml": self.cards.ggml,
+            "seconds": round(time.monotonic() - self._started),
+            "n_ubatch": UBATCH,
+            "decode_tokens": DECODE_TOKENS,
+            "cards": {name: msgspec.to_builtins(rates) for name, rates in self.cards.rates.items()},
+            "notes": self.notes,
+            "exact": self.exact,
+            "rows": self.rows,
+        }
+
+
+@dataclass
+class ModelBench:
+    """All cases of one model."""
+
+    bench: Bench
+    model: BenchModel
+
+    def __post_init__(self) -> None:
+        self.grid: Grid = self.bench.options.grid
+        self.cards: Cards = self.bench.cards
+        self.rates: list[Rates] = list(self.cards.rates.values())
+        self.store: Store = self.bench.store
+        self.known: dict[tuple[str, str], float] = {}  # (card, step) -> least ns so far
+        self.cases: list[Case] = list(self.grid.cases(self.model.name, self.model.path.stat().st_size))
+
+    def run(self) -> list[dict[str, Any]]:
+        budgets = sorted({case.budget_bytes for case in self.cases})
+        with Lazy("stock", self.bench.threads, VRAM_BYTES) as stock:
+            candidates = self._sweep(stock, budgets)
+        with Lazy("ours", self.bench.threads, VRAM_BYTES) as ours:
+            return [
+                row
+                for n_ctx in self.grid.contexts()
+                for row in self._rows_of_context(ours, n_ctx, candidates)
+            ]  # fmt: skip
+
+    def _key(self, *parts: object) -> tuple[object, ...]:
+        return self.bench.key(self.model.name, self.model.path.stat().st_size, *parts)
+
+    # -- stock llama.cpp
+
+    def _sweep(self, stock: Lazy, budgets: list[int]) -> dict[int, list[tuple[Setting, bool, int, StepTimes]]]:
+        """By context: every setting that was measured there, with its memory and its steps."""
+        surveyed, found = self._survey(stock)
+        for n_ctx in self.grid.contexts():
+            works = [work for work in self.grid.works() if work.n_ctx == n_ctx]
+            at: list[tuple[str, object]] = [(rates.name, work) for rates in self.rates for work in works]
+            chosen = {(f.name, k): (f, k) for b in budgets for f, k in shortlist(surveyed, n_ctx, b, at)}
+            self.bench._tell(f"{self.model.name}: {len(chosen)} settings of stock llama.cpp, context {n_ctx}")
+            for family, k in chosen.values():
+                for budget in [b for b in budgets if (family.name, k) in
+                               {(f.name, n) for f, n in shortlist(surveyed, n_ctx, b, at)}]:  # fmt: skip
+                    self._fitted(stock, family, k, n_ctx, budget, works, found[n_ctx])
+        return found
+
+    def _survey(self, stock: Lazy) -> tuple[list[Surveyed], dict[int, list[tuple[Setting, bool, int, StepTimes]]]]:
+        found: dict[int, list[tuple[Setting, bool, int, StepTimes]]] = {n: [] for n in self.grid.contexts()}
+        surveyed, works = [], self.grid.works()
+        for family in families(self.model.n_layer, self.model.n_expert > 0):
+            self.bench._tell(f"{self.model.name}: survey of {family.name}")
+            ends = [self._surveyed_end(stock, family, k, works, found) for k in (0, family.top)]
+            surveyed.append(Surveyed(family, (ends[0][0], ends[1][0]), (ends[0][1], ends[1][1])))
+        for setting in without_device():
+            self._surveyed_setting(stock, setting, True, works, found)
+        return surveyed, found
+
+    def _surveyed_end(
+        self, stock: Lazy, family: Family, k: int, works: list[Work],
+        found: dict[int, list[tuple[Setting, bool, int, StepTimes]]],
+    ) -> tuple[dict[int, int], dict[tuple[str, object], Times]]:  # fmt: skip
+        return self._surveyed_setting(stock, family.make(k), family.plain, works, found)
+
+    def _surveyed_setting(
+        self, stock: Lazy, setting: Setting, plain: bool, works: list[Work],
+        found: dict[int, list[tuple[Setting, bool, int, StepTimes]]],
+    ) -> tuple[dict[int, int], dict[tuple[str, object], Times]]:  # fmt: skip
+        """Timed in the longest context: a step's time depends on the depth, not on the context's length."""
+        used = {n_ctx: self._used_bytes(stock, setting, n_ctx) for n_ctx in self.grid.contexts()}
+        steps = self._steps(stock, setting, max(used), works)
+        for n_ctx in used:
+            found[n_ctx].append((setting, plain, used[n_ctx], steps))
+        times: dict[tuple[str, object], Times] = {
+            (rates.name, work): times_of(work, steps[rates.name], UBATCH) for rates in self.rates for work in works
+        }
+        return used, times
+
+    def _fitted(
+        self, stock: Lazy, family: Family, k: int, n_ctx: int, budget: int, works: list[Work],
+        found: list[tuple[Setting, bool, int, StepTimes]],
+    ) -> None:  # fmt: skip
+        """Measured at the largest k that really fits; the line between the ends may be off by one."""
+        k = min(family.top, k + 1)
+        while k >= 0 and self._used_bytes(stock, family.make(k), n_ctx) > budget:
+            k -= 1
+        setting = family.make(max(0, k))
+        if k < 0 or any(s == setting and w == n_ctx for s, w in self._done(found, n_ctx)):
+            return
+        used = self._used_bytes(stock, setting, n_ctx)
+        found.append((setting, family.plain, used, self._steps(stock, setting, n_ctx, works)))
+
+    @staticmethod
+    def _done(found: Iterable[tuple[Setting, bool, int, StepTimes]], n_ctx: int) -> Iterable[tuple[Setting, int]]:
+        return ((setting, n_ctx) for setting, *_ in found)
+
+    def _used_bytes(self, stock: Lazy, setting: Setting, n_ctx: int) -> int:
+        def measure() -> int:
+            try:
+                return int(self._opened(stock, setting, n_ctx)["used_bytes"])
+            except ModelError:
+                return 1 << 62
+
+        return int(self.store.once(measure, *self._key("used", setting.words, n_ctx)))
+
+    def _opened(self, stock: Lazy, setting: Setting, n_ctx: int) -> dict[str, Any]:
+        if stock.loaded[:1] != (setting,):
+            stock.loaded = ()
+            stock.ask("load", path=str(self.model.path), setting=setting)
+            stock.loaded = (setting,)
+        if stock.loaded[1:2] != (n_ctx,):
+            answer = stock.ask("context", n_ctx=n_ctx, n_ubatch=UBATCH, n_threads=self.bench.threads)
+            stock.loaded = (setting, n_ctx, answer)
+        return dict(stock.loaded[2])
+
+    def _steps(self, stock: Lazy, setting: Setting, n_ctx: int, works: list[Work]) -> StepTimes:
+        def measure() -> StepTimes:
+            self._opened(stock, setting, n_ctx)
+            return time_steps(stock, steps, self.rates, self._limit_s)
+
+        steps = steps_of(works, UBATCH)
+        names = ",".join(name_of(step) for step in steps)
+        found: StepTimes = self.store.once(measure, *self._key("steps", setting.words, n_ctx, names))
+        self._learn(found)
+        return found
+
+    def _limit_s(self, card: str, step: Step) -> float:
+        least = self.known.get((card, name_of(step)), inf)
+        return max(LEAST_LIMIT_S, min(SLOWEST_S, PATIENCE * least / 1e9))
+
+    def _learn(self, found: StepTimes) -> None:
+        for card, steps in found.items():
+            for step, ns in steps.items():
+                if ns > 0:
+                    self.known[card, step] = min(ns, self.known.get((card, step), inf))
+
+    # -- ours
+
+    def _rows_of_context(
+        self, ours: Lazy, n_ctx: int, candidates: Mapping[int, list[tuple[Setting, bool, int, StepTimes]]]
+    ) -> Iterable[dict[str, Any]]:
+        facts, device = self._facts(ours, n_ctx)
+        for rates in self.rates:
+            self.bench._tell(f"{self.model.name}: our plans on {rates.name}, context {n_ctx}")
+            for work in [work for work in self.grid.works() if work.n_ctx == n_ctx]:
+                described = replace_description(device, self.cards.profiles[rates.name].key.gpu, rates)
+                planned = Planned(facts, described, work, self.cards.profiles[rates.name], self.bench.threads)
+                measured = [
+                    Measured(setting, plain, used, times_of(work, steps[rates.name], UBATCH))
+                    for setting, plain, used, steps in candidates[n_ctx]
+                ]
+                for case in self.cases:
+                    if (case.card, case.work) == (rates.name, work):
+                        yield self._row(ours, case, planned, measured, n_ctx, rates)
+
+    def _facts(self, ours: Lazy, n_ctx: int) -> tuple[ModelFacts, DeviceFacts]:
+        found = self.store.once(lambda: self._loaded(ours, n_ctx), *self._key("facts", n_ctx))
+        return msgspec.convert(found["facts"], ModelFacts, strict=False), msgspec.convert(found["device"], DeviceFacts)
+
+    def _loaded(self, ours: Lazy, n_ctx: int) -> dict[str, Any]:
+        if ours.loaded[:1] != (n_ctx,):
+            ours.loaded = ()
+            answer = ours.ask("load", path=str(self.model.path), n_ctx=n_ctx, n_ubatch=UBATCH)
+            ours.loaded = (n_ctx, answer)
+        return dict(ours.loaded[1])
+
+    def _row(
+        self, ours: Lazy, case: Case, planned: Planned, measured: list[Measured], n_ctx: int, rates: Rates
+    ) -> dict[str, Any]:
+        schedule = planned.schedule(case.budget_bytes)
+        times, memory = self._measured_plan(ours, schedule, case, n_ctx, rates)
+        row: dict[str, Any] = {
+            "model": case.model, "card": case.card, "budget_share": case.share, "budget_bytes": case.budget_bytes,
+            "prompt": case.work.prompt, "depth": case.work.depth, "n_ctx": n_ctx,
+            "ours": _figures(times), "plan": schedule.summary, "memory": memory,
+            "decode_places": placements(schedule, 1), "prompt_places": placements(schedule, case.work.prompt),
+            "limit": _figures(planned.limits(case.budget_bytes)),
+        }  # fmt: skip
+        said = predicted(schedule)
+        row["predicted"] = _figures(said) if said else {}
+        for name, plain in (("ngl", True), ("static", False)):
+            row[name] = _best_figures(best(measured, case.budget_bytes, DECODE_TOKENS, plain=plain))
+        if (case.work.prompt, case.work.depth) in self.bench.options.kinds:
+            row["kinds"] = self._kinds(ours, case, planned, n_ctx, rates)
+        return row
+
+    def _kinds(self, ours: Lazy, case: Case, planned: Planned, n_ctx: int, rates: Rates) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name in KINDS:
+            schedule = planned.kind(name, case.budget_bytes)
+            if schedule is not None:
+                found[name] = _figures(self._measured_plan(ours, schedule, case, n_ctx, rates)[0])
+        return found
+
+    def _measured_plan(
+        self, ours: Lazy, schedule: Schedule, case: Case, n_ctx: int, rates: Rates
+    ) -> tuple[Times, dict[str, int]]:
+        steps = steps_of([case.work], UBATCH)
+
+        def measure() -> dict[str, Any]:
+            self._loaded(ours, n_ctx)
+            ours.ask("schedule", schedule=schedule, budget_bytes=case.budget_bytes)
+            ours.ask("memory")
+            found = time_steps(ours, steps, [rates], lambda _card, _step: SLOWEST_S)
+            return {"steps": found, "memory": ours.ask("memory")}
+
+        names = ",".join(name_of(step) for step in steps)
+        key = self._key("plan", rates.name, fingerprint(schedule), n_ctx, names)
+        found = self.store.once(measure, *key)
+        return times_of(case.work, found["steps"][rates.name], UBATCH), dict(found["memory"])
+
+
+def replace_description(device: DeviceFacts, description: str, rates: Rates) -> DeviceFacts:
+    """The device as it is while that card is charged for."""
+    return msgspec.structs.replace(device, description=description, link_bytes_per_s=rates.link_bytes_s)
+
+
+def _ms(ns: float) -> float | None:
+    return ns / NS_PER_MS if isfinite(ns) else None
+
+
+def _figures(times: Times) -> dict[str, Any]:
+    token, request = times.token_ns, times.request_ns(DECODE_TOKENS)
+    return {
+        "ttft_ms": _ms(times.ttft_ns),
+        "token_ms": _ms(token),
+        "tokens_per_s": 1e9 / token if isfinite(token) and token > 0 else None,
+        "request_ms": _ms(request),
+    }
+
+
+def _best_figures(found: Best | None) -> dict[str, Any] | None:
+    """Each figure from the setting that is best at it."""
+    if found is None:
+        return None
+    token = found.token.times.token_ns
+    return {
+        "ttft_ms": _ms(found.ttft.times.ttft_ns),
+        "token_ms": _ms(token),
+        "tokens_per_s": 1e9 / token if isfinite(token) else None,
+        "request_ms": _ms(found.request.times.request_ns(DECODE_TOKENS)),
+        "ttft_setting": found.ttft.setting.words,
+        "token_setting": found.token.setting.words,
+        "request_setting": found.request.setting.words,
+    }
