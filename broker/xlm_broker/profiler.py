@@ -30,7 +30,7 @@ from xlm_broker.profile_store import ProfileWriter, check_profile, load_profile
 
 COMMAND: Final = (sys.executable, "-m", "xlm_broker.child_guard", "xlm_engine.profile")
 QUICK_SECONDS: Final = 42.0  # of measuring; loading ggml and opening a device come on top
-QUICK_GRACE_S: Final = 8.0  # then a kernel that does not end is ended
+GRACE_S: Final = 8.0  # then a kernel that does not end is ended
 MAX_CRASHES: Final = 5
 _STDERR_TAIL: Final = 2000
 _NOTE_CHARS: Final = 200
@@ -38,13 +38,22 @@ _NOTE_CHARS: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What to measure. ``threads`` 0: the physical cores. ``fresh``: forget what the file holds."""
+    """What to measure. ``threads`` 0: the physical cores. ``fresh``: forget what the file holds.
+
+    ``seconds``: of measuring, at most; 0 for no limit, None for QUICK_SECONDS if ``quick``, else no limit.
+    """
 
     device: DeviceConfig
     quick: bool = False
     model: Path | None = None
     threads: int = 0
     fresh: bool = False
+    seconds: float | None = None
+
+    @property
+    def limit_s(self) -> float:
+        """0 for no limit."""
+        return self.seconds if self.seconds is not None else QUICK_SECONDS if self.quick else 0.0
 
 
 @dataclass(kw_only=True)
@@ -199,12 +208,11 @@ class _Run:
 
     def _seconds(self) -> float:
         """Left of the time limit; 0 for none."""
-        if not self._wanted.quick:
-            return 0.0
-        return max(1.0, QUICK_SECONDS - (time.monotonic() - self._start))
+        limit_s = self._wanted.limit_s
+        return max(1.0, limit_s - (time.monotonic() - self._start)) if limit_s else 0.0
 
     def _over(self) -> bool:
-        return self._wanted.quick and time.monotonic() - self._start >= QUICK_SECONDS
+        return 0 < self._wanted.limit_s <= time.monotonic() - self._start
 
     # -- the file
 
@@ -353,7 +361,7 @@ def _child(
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=environment
         )
-        guard = threading.Timer(seconds + QUICK_GRACE_S, process.kill)
+        guard = threading.Timer(seconds + GRACE_S, process.kill)
         guard.daemon = True
         try:
             if seconds:

@@ -37,6 +37,8 @@ _STDERR_LINES: Final = 200
 _DETAIL_LINES: Final = 20
 _LINE_BYTES: Final = 4096
 _BATCH_MESSAGES: Final = 64
+# An engine that is faster than the broker waits with what is over that; here it would only weigh.
+_RECEIVE_QUEUE_MESSAGES: Final = 512
 _TERMINATE_S: Final = 1.0
 # After a child's death its last messages may still be on their way through libzmq's thread.
 _DRAIN_S: Final = 0.02
@@ -231,7 +233,7 @@ class Supervisor:
         socket = self._context.socket(zmq.PAIR)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.SNDHWM, 10_000)
-        socket.setsockopt(zmq.RCVHWM, 10_000)
+        socket.setsockopt(zmq.RCVHWM, _RECEIVE_QUEUE_MESSAGES)
         environment = _environment()
         try:
             link = _bind_tcp(socket, environment) if self._use_tcp else self._bind_ipc(socket, incarnation)

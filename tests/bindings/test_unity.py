@@ -262,7 +262,7 @@ def test_nothing_is_left_where_nothing_is_disposed(built: Built, fake: FakeBroke
     """The garbage collector closes session and client, in whatever order it finds them."""
     with built.play("NothingIsDisposed", fake.endpoint) as play:
         assert play.line() == "abandoned"
-        fake.wait_for(messages.Goodbye, timeout=60)
+        fake.wait_for(messages.Goodbye, timeout=180)
         play.say("gone")
         assert play.rest() == []
 

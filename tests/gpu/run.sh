@@ -1,7 +1,7 @@
 #!/bin/sh
 # Checks this project on a real card (or on the virtual GPU) in under 8 minutes, the build included.
 #
-# usage: run.sh [--device cuda|sim|vulkan] [--out DIR] [--minutes 8] [--quick]
+# usage: run.sh [--device cuda|sim|vulkan] [--out DIR] [--minutes 8] [--quick] [--no-group-limits]
 #
 # Works in the unpacked kit and in a checkout. Needs Python >= 3.10 without packages, cmake, make or ninja, g++, and
 # for cuda nvcc and a driver. No network. Writes DIR/xlm-gpu-check.json and DIR/xlm-gpu-check.md.

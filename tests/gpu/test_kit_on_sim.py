@@ -21,13 +21,16 @@ KIT = ROOT / "build" / "gpu-kit"
 ARCHIVE = KIT / "xlm-gpu-kit.tar.gz"
 OUT = ROOT / "build" / "gpu-check-test"  # kept: a second run compiles nothing
 MAX_BYTES = 60 * 1024 * 1024
+# Only guards against hanging: what is asserted does not depend on how long it took.
+MINUTES = "20"
+pytestmark = pytest.mark.timeout(1500)
 
 
 def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     # cmake and ninja of the virtual environment come first, as they do for `make setup`.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     env = {**os.environ, "PATH": path, **environment}
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=280, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=1400, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +56,7 @@ def result(archive: Path, libraries: Path) -> dict[str, Any]:
     report.unlink(missing_ok=True)
     script = str(ROOT / "tests" / "gpu" / "run.sh")
     done = run(
-        *("sh", script, "--device", "sim", "--quick", "--out", str(OUT)),
+        *("sh", script, "--device", "sim", "--quick", "--minutes", MINUTES, "--no-group-limits", "--out", str(OUT)),
         XLM_LLAMA_LIB_DIR=str(llama_library_dir()),
         XLM_NATIVE_LIB_DIR=str(libraries),
     )
@@ -110,7 +113,8 @@ def test_losslessness_is_bit_for_bit_here(result: dict[str, Any]) -> None:
 def test_reclaims_are_measured(result: dict[str, Any]) -> None:
     passed = checks(result, "pass")
     for what in ("decode", "prefill"):
-        assert passed[f"reclaim in {what}"]["request_to_release"]["n"] == 24
+        found = passed[f"reclaim in {what}"]
+        assert found["request_to_release"]["n"] == found["asked"] == 24
         assert passed[f"reclaim in {what}: released memory can be allocated"]["tried"] > 0
 
 
@@ -134,7 +138,7 @@ def test_a_crash_keeps_what_was_found_and_the_rest_goes_on(libraries: Path, tmp_
     sys.path.insert(0, str(ROOT / "tests" / "gpu" / "kit"))
     build: Any = importlib.import_module("build")
     driver: Any = importlib.import_module("driver")
-    arguments = argparse.Namespace(device="sim", out=tmp_path, minutes=2.0, quick=True, jobs=1)
+    arguments = argparse.Namespace(device="sim", out=tmp_path, minutes=20.0, quick=True, jobs=1, no_group_limits=True)
     under_test = driver.Driver(arguments)
     under_test.build = lambda: build.Libraries(tmp_path, libraries, runner, libraries / "libggml-xlm-sim.so")
     assert under_test.run() == 1

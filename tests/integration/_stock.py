@@ -41,7 +41,7 @@ class Outcome:
     counters: dict[str, int] = field(default_factory=dict)
 
 
-def run(request: Run, *, timeout_s: float = 240) -> Outcome:
+def run(request: Run, *, timeout_s: float = 900) -> Outcome:
     """Runs it in a child; AssertionError with the child's log when that crashed."""
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
     env.pop("XLM_SIM", None)

@@ -87,19 +87,18 @@ import time; time.sleep(600)
 """
 
 
-def test_a_stopped_client_costs_the_broker_no_memory(broker: RunningBroker) -> None:
+def test_a_stopped_client_is_nobody_elses_business(broker: RunningBroker) -> None:
+    """What it costs in memory: test_broker_process.py, where answers are long enough to tell."""
     assert broker.process is not None
     game = subprocess.Popen([sys.executable, "-c", FROZEN, broker.endpoint], stdout=subprocess.PIPE, text=True)
     try:
         assert game.stdout is not None
         assert game.stdout.readline() == "streaming\n"
         game.send_signal(signal.SIGSTOP)
-        before = psutil.Process(broker.process.pid).memory_info().rss
         with broker.connect("other") as client:
             for _ in range(4):
-                conversation(client)
-        after = psutil.Process(broker.process.pid).memory_info().rss
-        assert after - before < 16 << 20
+                assert len(conversation(client)[0]) > 0
+            assert client.status().broker["queued_bytes"] <= 1 << 20
     finally:
         game.kill()
         game.wait()

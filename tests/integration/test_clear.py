@@ -43,7 +43,7 @@ def test_bad_model_file(bad_models: Path, code: str) -> None:
 
 
 def run_broker(broker: RunningBroker) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(broker.command(), capture_output=True, text=True, timeout=60)
+    return subprocess.run(broker.command(), capture_output=True, text=True, timeout=180)
 
 
 def test_second_broker_on_the_same_endpoint(broker: RunningBroker) -> None:

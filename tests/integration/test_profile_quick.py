@@ -36,7 +36,7 @@ def command(*arguments: str) -> list[str]:
 
 def xlm_profile(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*arguments), capture_output=True, text=True, encoding="utf-8", timeout=150, check=False
+        command(*arguments), capture_output=True, text=True, encoding="utf-8", timeout=1200, check=False
     )
 
 
@@ -62,14 +62,14 @@ def stored(path: Path) -> int:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     """Measured in two goes: the first is killed on the way."""
     path = tmp_path_factory.mktemp("profile") / "p.sqlite"
-    arguments = ("--quick", *DEVICE, "--model", "demo", "--out", str(path))
+    arguments = ("--quick", "--seconds", "0", *DEVICE, "--model", "demo", "--out", str(path))
     first = subprocess.Popen(command(*arguments), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while stored(path) < ENOUGH_POINTS and first.poll() is None:
         time.sleep(0.05)
     children = psutil.Process(first.pid).children(recursive=True) if first.poll() is None else []
     os.kill(first.pid, signal.SIGTERM)
-    first.wait(60)
-    psutil.wait_procs(children, timeout=60)
+    first.wait(180)
+    psutil.wait_procs(children, timeout=180)
     assert not any(child.is_running() for child in children)
     interrupted = load_profile(path)
     done = xlm_profile(*arguments, "--json")
@@ -89,7 +89,7 @@ def test_what_was_measured_before_the_interruption_is_kept(measured: Measured) -
 def test_the_file_is_small_and_says_what_it_is(measured: Measured) -> None:
     found = measured.profile
     assert found.quick
-    assert found.complete == (measured.answer["left_out"] == 0)
+    assert found.complete
     assert measured.path.stat().st_size < MAX_FILE_BYTES
     assert found.key.gpu
     assert found.key.driver.startswith("modelled,")
@@ -125,8 +125,7 @@ def test_the_virtual_gpu_takes_what_it_was_told_to(measured: Measured) -> None:
 
 
 def test_under_load_both_ways(measured: Measured) -> None:
-    if measured.answer["left_out"]:
-        pytest.skip("this machine is too slow or too busy for the whole quick grid")
+    assert measured.answer["left_out"] == 0
     found = measured.profile
     loaded = {(p.op, p.load) for p in found.kernels if p.load != "idle"}
     assert loaded >= {(op, load) for op in ("MUL_MAT", "FLASH_ATTN_EXT") for load in ("h2d", "d2h", "both")}

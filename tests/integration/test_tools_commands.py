@@ -13,7 +13,7 @@ import pytest
 
 def xlm(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "xlm_broker.cli.tools", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=240, check=False)
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=900, check=False)
 
 
 def brokers_of(folder: Path) -> list[psutil.Process]:

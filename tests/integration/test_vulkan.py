@@ -225,7 +225,7 @@ def run_child(which: str, folder: Path, **environment: str) -> Outcome:
     path = os.pathsep.join(filter(None, [str(ROOT), *sys.path]))
     env = {**os.environ, "GGML_VK_VISIBLE_DEVICES": "0", "PYTHONPATH": path, **environment}
     command = [sys.executable, __file__, which, str(out)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900, check=False)
     lines = out.read_text().splitlines() if out.is_file() else []
     found = {line["scenario"]: line for line in map(json.loads, lines)}
     ending = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit status {done.returncode}"

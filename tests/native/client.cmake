@@ -12,7 +12,7 @@ function(xlm_client_test name)
     XLM_FAKE_BROKER="${CMAKE_CURRENT_SOURCE_DIR}/fake_broker.py")
   target_include_directories(${name} SYSTEM PRIVATE "${XLM_MSGPACK_INCLUDE_DIR}")
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 240 ENVIRONMENT "${XLM_TEST_OPTIONS}")
+  set_tests_properties(${name} PROPERTIES TIMEOUT 1200 ENVIRONMENT "${XLM_TEST_OPTIONS}")
 endfunction()
 
 foreach(name client_utf8 client_codec client_connection client_rings client_endpoint)
@@ -84,7 +84,7 @@ function(xlm_talking_program name source)
   target_link_libraries(${name} PRIVATE ${ARGN} Threads::Threads)
   target_compile_options(${name} PRIVATE ${XLM_STRICT})
   add_test(NAME ${name} COMMAND Python3::Interpreter "${XLM_ABI}/with_fake_broker.py" $<TARGET_FILE:${name}>)
-  set_tests_properties(${name} PROPERTIES TIMEOUT 120
+  set_tests_properties(${name} PROPERTIES TIMEOUT 1200
     ENVIRONMENT "${XLM_TEST_OPTIONS};PYTHONPATH=${XLM_REPOSITORY}/sdk"
     PASS_REGULAR_EXPRESSION "Greetings, traveller.")
 endfunction()
@@ -114,6 +114,6 @@ find_package(PkgConfig)
 if(PkgConfig_FOUND AND NOT XLM_SANITIZE)
   add_test(NAME abi_from_docs COMMAND Python3::Interpreter "${XLM_ABI}/from_docs.py"
     ${CMAKE_COMMAND} ${CMAKE_BINARY_DIR} ${CMAKE_C_COMPILER})
-  set_tests_properties(abi_from_docs PROPERTIES TIMEOUT 120 ENVIRONMENT "PYTHONPATH=${XLM_REPOSITORY}/sdk"
+  set_tests_properties(abi_from_docs PROPERTIES TIMEOUT 1200 ENVIRONMENT "PYTHONPATH=${XLM_REPOSITORY}/sdk"
     PASS_REGULAR_EXPRESSION "Greetings, traveller.")
 endif()

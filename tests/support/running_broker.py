@@ -18,8 +18,10 @@ import psutil
 
 import xlm
 
+PATIENCE_S = 180.0  # only to fail instead of hanging for ever
 
-def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
     """Poll a condition; its first true value. The time-out only bounds a failure."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -63,14 +65,14 @@ class RunningBroker:
             assert self.process.poll() is None, f"broker exited with {self.process.returncode}:\n{self.log()}"
             return json.loads(self.ready_file.read_text()) if self.ready_file.exists() else None
 
-        state: dict[str, Any] = wait_until(ready, "broker ready", 120)
+        state: dict[str, Any] = wait_until(ready, "broker ready", 300)
         return state
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
     def connect(self, name: str = "test") -> xlm.Client:
-        return xlm.connect(self.endpoint, name=name)
+        return xlm.connect(self.endpoint, name=name, timeout=PATIENCE_S)
 
     def engine_pid(self) -> int:
         assert self.process is not None
@@ -92,7 +94,7 @@ class RunningBroker:
             return
         self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(30)
+            self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise

@@ -34,6 +34,9 @@ def profile(
     device: Annotated[str, typer.Option(help="auto, cuda, vulkan, sim (virtual GPU) or cpu.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="The profile.  [default: where the broker looks]")] = None,
     threads: Annotated[int, typer.Option(min=0, max=1024, help="Most CPU threads.  [0: physical cores]")] = 0,
+    seconds: Annotated[
+        float | None, typer.Option(min=0, help="Ends after so long, 0: not before it is done.  [default: 42 if quick]")
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Keep nothing of the file (it becomes NAME.old).")] = False,
     check: Annotated[bool, typer.Option("--check", help="Measure nothing: is the profile of this machine?")] = False,
     sim_vram: Annotated[str, typer.Option(help="Memory of the virtual GPU.")] = "256MiB",
@@ -70,7 +73,7 @@ def profile(
         console.print(f"device: {config.device_reason}", markup=False)
         wanted = profiler.Wanted(
             device=config.device, quick=quick, model=Path(config.model.path) if model else None, threads=threads,
-            fresh=fresh,
+            fresh=fresh, seconds=seconds,
         )  # fmt: skip
         with _shown(console) as report:
             outcome = profiler.measure(path, wanted, report)

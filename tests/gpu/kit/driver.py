@@ -109,8 +109,14 @@ class Driver:
         # ggml starts a debugger at an abort where it finds one; that costs seconds and hides the message.
         return {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(filter(None, folders)), "GGML_NO_BACKTRACE": "1"}
 
+    def share_s(self, group: Group) -> float:
+        """What a group may take of the whole, if there is so much left."""
+        if self.arguments.no_group_limits:
+            return self.left()
+        return group.quick_s if self.arguments.quick else group.bound_s
+
     def run_group(self, group: Group, libraries: Libraries) -> None:
-        bound = min(group.quick_s if self.arguments.quick else group.bound_s, self.left() - GRACE_S)
+        bound = min(self.share_s(group), self.left() - GRACE_S)
         if bound < 3.0:
             return self.skip(group, "no time left")
         lines, log = self.out / "parts" / f"{group.name}.jsonl", self.out / "logs" / f"{group.name}.log"
@@ -209,6 +215,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-check", help="default: build/gpu-check")
     parser.add_argument("--minutes", type=float, default=8.0, help="for everything (default 8)")
     parser.add_argument("--quick", action="store_true", help="small models, few repetitions, unoptimized runner")
+    parser.add_argument("--no-group-limits", action="store_true", help="a group may take all the time that is left")
     parser.add_argument("--jobs", type=int, default=system.usable_cpus(), help="default: all CPUs")
     signal.signal(signal.SIGTERM, interrupt)  # a limit of the machine ends us: still write what was found
     return Driver(parser.parse_args()).run()

@@ -16,7 +16,7 @@ namespace kit {
 
 namespace {
 
-constexpr uint64_t kWaitNs = 10'000'000'000;
+constexpr uint64_t kWaitNs = 60'000'000'000;
 
 // Changes the budget once for every step it is told of, at a random moment of that step.
 class Disturber {

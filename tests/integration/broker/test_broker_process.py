@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from xlm.protocol import codec, messages
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
 HERE = Path(__file__).parent
+LEAK_BYTES = 32 << 10  # a client that leaves so much behind is a leak
 
 
 def gone(pid: int) -> bool:
@@ -84,7 +86,9 @@ def test_sockets_are_private(short_path: Path) -> None:
 def test_second_broker_is_refused_in_one_line_and_the_first_lives(short_path: Path) -> None:
     with running(short_path) as broker:
         broker.ready()
-        second = subprocess.run(broker.command, env=broker.environment, capture_output=True, text=True, timeout=60)
+        second = subprocess.run(
+            broker.command, env=broker.environment, capture_output=True, text=True, timeout=DEADLINE_S
+        )
         assert second.returncode == 3
         assert "endpoint_in_use" in second.stderr
         assert str(broker.process.pid) in second.stderr
@@ -243,7 +247,7 @@ from xlm.protocol import messages
 client = RawClient(sys.argv[1], name="frozen")
 client.hello()
 for number in range(4):
-    client.send(messages.Say(session_id=client.open_session(), text=f"x{number}", max_tokens=3000))
+    client.send(messages.Say(session_id=client.open_session(), text=f"x{number}", max_tokens=10_000))
 client.wait_kind(messages.Tokens)
 print("ready", flush=True)
 time.sleep(600)
@@ -261,7 +265,7 @@ def game(broker: Broker, code: str) -> subprocess.Popen[str]:
 
 
 def test_killed_game_loses_its_lease(short_path: Path) -> None:
-    with running(short_path, "--budget-from-game") as broker:
+    with running(short_path, "--budget-from-game", "--heartbeat-ms", "2000") as broker:
         broker.ready()
         child = game(broker, CAPPED)  # first: a raw client sends no heartbeats while it waits for a process to start
         with connected(broker) as client:
@@ -274,8 +278,12 @@ def test_killed_game_loses_its_lease(short_path: Path) -> None:
 
 
 def test_frozen_client_costs_bounded_memory_and_nobody_elses_time(short_path: Path) -> None:
-    """It stops reading at the start of four answers of 12 MB each."""
-    with running(short_path, "--heartbeat-ms", "60000", FAKE_TOKEN_MS="0", FAKE_PIECE_BYTES="4000") as broker:
+    """It stops reading at the start of four answers of 40 MB each.
+
+    May stay: what libzmq queues for it (64 frames), for the lively one and from the engine (512 messages), about
+    3 MB in all, the outbox of 1 MB, 160 kB of token ids, and what the allocator makes of that.
+    """
+    with running(short_path, FAKE_TOKEN_MS="0", FAKE_PIECE_BYTES="4000") as broker:
         broker.ready()
         child = game(broker, TALKING)
         try:
@@ -287,7 +295,7 @@ def test_frozen_client_costs_bounded_memory_and_nobody_elses_time(short_path: Pa
                     assert len(client.say(session, "go on", max_tokens=500)[0]) == 500
                 eventually(lambda: not client.status().broker["answers_in_progress"], "the frozen one's answers end")
                 assert client.status().broker["queued_bytes"] <= 1 << 20
-                assert broker.rss_bytes() - before < 24 << 20
+                assert broker.rss_bytes() - before < 48 << 20  # a third of the answers
         finally:
             child.kill()
             child.wait()
@@ -376,18 +384,19 @@ def test_requests_before_hello_are_refused(short_path: Path) -> None:
 def test_many_clients_come_and_go_without_a_leak(short_path: Path) -> None:
     with running(short_path) as broker:
         broker.ready()
-        for _ in range(20):
-            with connected(broker, "visitor") as client:
-                client.say(client.open_session(), "hi", max_tokens=2)
-                client.socket.send(codec.encode(messages.Goodbye()))
-        before = broker.rss_bytes()
-        for _ in range(150):
-            with connected(broker, "visitor") as client:
-                client.say(client.open_session(), "hi", max_tokens=2)
-                client.socket.send(codec.encode(messages.Goodbye()))
-        assert broker.rss_bytes() - before < 8 << 20
+        sizes = [_rss_after_visits(broker, 60) for _ in range(4)]
+        # A leak shows in each round, what the allocator keeps of a burst in one.
+        assert min(after - before for before, after in pairwise(sizes)) < 60 * LEAK_BYTES
         with connected(broker) as client:
-            eventually(lambda: len(client.status().clients) == 1, "leases of the visitors have ended", DEADLINE_S)
+            assert [entry["name"] for entry in client.status().clients] == ["test"]
+
+
+def _rss_after_visits(broker: Broker, count: int) -> int:
+    for _ in range(count):
+        with connected(broker, "visitor") as client:
+            client.say(client.open_session(), "hi", max_tokens=2)
+            client.ask(messages.Goodbye(), messages.Ok)
+    return broker.rss_bytes()
 
 
 # -- the broker's own faults ----------------------------------------------------------------

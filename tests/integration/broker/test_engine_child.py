@@ -230,6 +230,9 @@ def test_the_guard_ends_its_process_when_the_parent_dies(tmp_path: Path) -> None
 def test_the_guard_does_not_start_when_the_parent_is_dead_already() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "XLM_BROKER_PID": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "xlm_broker.child_guard", "this"], env=environment, capture_output=True, timeout=30
+        [sys.executable, "-m", "xlm_broker.child_guard", "this"],
+        env=environment,
+        capture_output=True,
+        timeout=DEADLINE_S,
     )
     assert (done.returncode, done.stdout) == (0, b"")

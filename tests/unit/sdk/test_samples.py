@@ -39,7 +39,7 @@ def run(broker: FakeBroker) -> Run:
             text=True,
             encoding="utf-8",
             env=environment,
-            timeout=60,
+            timeout=180,
             check=False,
         )
         assert done.returncode == 0, done.stderr
