@@ -10,11 +10,11 @@ target_compile_definitions(backend_graph PRIVATE XLM_SIM_LIBRARY="$<TARGET_FILE:
 add_dependencies(backend_graph ggml-xlm-sim)
 
 set(xlm_backend_tests backend_pure backend_analyse)
-foreach(subject sublayers uniform combinations budgets reclaim allocations lost large_piece state models abort order closed)
+foreach(subject sublayers uniform combinations budgets regrow reclaim allocations lost lost_unseen large_piece state models abort order closed)
   add_test(NAME backend_${subject} COMMAND backend_graph ${subject})
   list(APPEND xlm_backend_tests backend_${subject})
 endforeach()
 # Passive waiting: two OpenMP teams on a small machine would spin against each other.
 set_tests_properties(${xlm_backend_tests} PROPERTIES
-  TIMEOUT 300
+  TIMEOUT 1200
   ENVIRONMENT "TSAN_OPTIONS=suppressions=${CMAKE_CURRENT_SOURCE_DIR}/tsan.supp;OMP_WAIT_POLICY=passive")

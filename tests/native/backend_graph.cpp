@@ -114,6 +114,33 @@ void test_random_budgets_and_schedules_between_steps() {
     CHECK(pair.same_caches());
 }
 
+// Prompts, and steps cut up by a reclaim, take more scratch: it must not keep the last copies out for good.
+void test_regrows_into_the_exact_budget() {
+    Pair pair(21);
+    std::mt19937 random(50);
+    const std::vector<uint8_t> all(xlm_device_sublayer_count(), XLM_PLACE_RESIDENT);
+    set_budget(kPlenty);
+    set_placements(all, 0);
+    for (int i = 0; i < 2; i++)
+        CHECK(pair.step(random, 1));
+    const xlm_memory whole = memory();
+    set_placements(all, 0, whole.scratch_bytes);
+    for (int i = 0; i < 60; i++) {
+        set_budget(i % 2 ? kPlenty : random() % whole.used_bytes);
+        CHECK(pair.step(random, i % 2 ? 9 : 1));
+        set_budget(whole.used_bytes);
+        for (int j = 0; j < 3; j++) {
+            uint32_t more = 0;
+            CHECK(pair.step(random, 1));
+            CHECK_EQ(xlm_device_settle(UINT64_MAX, &more), XLM_OK);
+            check_books();
+        }
+        CHECK(pair.step(random, 1));
+        CHECK_EQ(memory().used_bytes, whole.used_bytes);
+    }
+    CHECK(pair.same_caches());
+}
+
 void test_reclaim_from_another_thread() {
     Pair pair(5);
     set_budget(kPlenty);
@@ -182,6 +209,42 @@ void test_lost_device_costs_no_token() {
     CHECK_EQ(xlm_device_recover(), XLM_ERR_DEVICE_LOST);
     CHECK_EQ(Sim::get().restore_device(), XLM_OK);
     CHECK_EQ(xlm_device_recover(), XLM_OK);
+}
+
+// Nobody looked while the device was away: what it holds now is not what it was given.
+void test_a_loss_undone_unseen_costs_no_token() {
+    for (uint32_t after = 0; after < 12; after++) {
+        Pair pair(20);
+        std::mt19937 random(40 + after);
+        set_budget(kPlenty);
+        set_placements(std::vector<uint8_t>(xlm_device_sublayer_count(), XLM_PLACE_RESIDENT), 0);
+        CHECK(pair.step(random, 3));
+        CHECK(memory().resident_bytes > 0);
+        std::atomic<bool> done{false};
+        std::thread driver([&] { // resets the card now and then, in mid-graph too
+            while (!done) {
+                CHECK_EQ(Sim::get().lose_device(after), XLM_OK);
+                for (uint32_t i = 0; i < after && !done; i++)
+                    std::this_thread::yield();
+                CHECK_EQ(Sim::get().restore_device(), XLM_OK);
+            }
+        });
+        for (int i = 0; i < 8; i++) {
+            CHECK(pair.step(random, 1));
+            xlm_device_recover();
+        }
+        done = true;
+        driver.join();
+        CHECK(pair.same_caches());
+        CHECK_EQ(xlm_device_recover(), XLM_OK);
+        CHECK_EQ(Sim::get().lose_device(0), XLM_OK); // between two steps
+        CHECK_EQ(Sim::get().restore_device(), XLM_OK);
+        CHECK(pair.step(random, 1));
+        CHECK_EQ(stats().device_lost, 1U);
+        CHECK(pair.same_caches());
+        CHECK_EQ(xlm_device_recover(), XLM_OK);
+        check_books();
+    }
 }
 
 void test_piece_larger_than_the_ring() {
@@ -312,9 +375,11 @@ constexpr Case kCases[] = {
     {"uniform", test_every_uniform_placement},
     {"combinations", test_every_combination_of_two_layers_worth},
     {"budgets", test_random_budgets_and_schedules_between_steps},
+    {"regrow", test_regrows_into_the_exact_budget},
     {"reclaim", test_reclaim_from_another_thread},
     {"allocations", test_failing_allocations_only_slow_down},
     {"lost", test_lost_device_costs_no_token},
+    {"lost_unseen", test_a_loss_undone_unseen_costs_no_token},
     {"large_piece", test_piece_larger_than_the_ring},
     {"state", test_state_written_in_place_and_restored},
     {"models", test_two_models_and_two_threads},

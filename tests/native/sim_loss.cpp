@@ -105,6 +105,27 @@ TEST(a_restored_device_works_and_remembers_nothing) {
     CHECK(sim_buffer(100));
 }
 
+TEST(every_loss_is_counted_once_and_never_forgotten) {
+    use_config(plain_config());
+    Double work;
+    Backend stream = sim_backend();
+    const uint64_t before = counters().n_losses;
+    CHECK_EQ(xlm_sim_lose_device(0), XLM_OK);
+    CHECK_EQ(xlm_sim_lose_device(0), XLM_OK); // the same one
+    CHECK_EQ(xlm_sim_restore_device(), XLM_OK);
+    CHECK_EQ(counters().n_losses, before + 1);
+    CHECK_EQ(xlm_sim_lose_device(1), XLM_OK);
+    work.upload();
+    CHECK_EQ(xlm_sim_restore_device(), XLM_OK); // it never came to that: nothing is counted, nothing forgotten
+    CHECK_EQ(counters().n_losses, before + 1);
+    CHECK(work.download(work.x) == work.in);
+    CHECK_EQ(xlm_sim_lose_device(1), XLM_OK);
+    CHECK_EQ(ggml_backend_graph_compute(stream.get(), work.graph), GGML_STATUS_SUCCESS);
+    CHECK_EQ(xlm_sim_restore_device(), XLM_OK);
+    CHECK_EQ(xlm_sim_reset_counters(), XLM_OK);
+    CHECK_EQ(counters().n_losses, before + 2);
+}
+
 TEST(restoring_a_healthy_device_changes_nothing) {
     use_config(plain_config());
     Double work;

@@ -211,6 +211,7 @@ uint64_t n_graphs_failed;
 uint64_t n_dropped;
 uint64_t n_frees_in_use;
 uint64_t foreign_bytes;
+uint64_t n_losses;
 } xlm_sim_counters;
 void xlm_sim_default_config(xlm_sim_config *config);
 xlm_status xlm_sim_configure(const xlm_sim_config *config);

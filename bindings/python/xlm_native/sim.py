@@ -40,6 +40,7 @@ class Counters:
     n_dropped: int
     foreign_bytes: int
     n_frees_in_use: int  # buffers freed under running work: a caller's bug on a real card
+    n_losses: int  # how often the device was lost, also where that was undone
 
 
 class Sim:

@@ -53,6 +53,7 @@ typedef struct xlm_sim_counters {
     uint64_t n_dropped;                /* copies dropped because the device was lost */
     uint64_t n_frees_in_use;           /* buffers freed under running work: a caller's bug on a real card, made harmless here */
     uint64_t foreign_bytes;
+    uint64_t n_losses;                 /* how often the device was lost, also where that was undone; never reset */
 } xlm_sim_counters;
 
 /* Defaults: exact, 256 MiB, 12 GB/s, 8 us, small-first, 1 TFLOP/s, 100 GB/s. */

@@ -120,6 +120,13 @@ void Cache::shrink_to_budget() {
         if (is_small(sublayer) && ledger_.over_budget()) drop_resident(*sublayer);
 }
 
+bool Cache::drop_least() {
+    const std::vector<SubLayer *> order = eviction_order();
+    if (order.empty() || order.front()->kind == XLM_KIND_SMALL) return false;
+    drop_resident(*order.front());
+    return true;
+}
+
 void Cache::drop_all() {
     for (SubLayer * sublayer : registry_.sublayers())
         drop_resident(*sublayer);

@@ -34,6 +34,9 @@ public:
     void shrink_to_budget();
     void drop_resident(SubLayer & sublayer);
     void drop_state(State & state);
+    void drop_scratch(); // while no graph runs
+    // Drops the resident copy that matters least, the small groups excepted; false: there is none.
+    bool drop_least();
     void drop_all();
     // Weights changed on the host: copies are stale.
     void drop_weights();
@@ -44,7 +47,6 @@ public:
 private:
     bool fits_beside_reserve(uint64_t bytes, uint64_t reserve_bytes) const;
     void note_refusal();
-    void drop_scratch();
     std::vector<SubLayer *> eviction_order();
 
     Inner & inner_;

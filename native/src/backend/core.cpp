@@ -70,9 +70,27 @@ bool Core::settle_one(SubLayer & sublayer, uint64_t reserve_bytes) {
     return false;
 }
 
+// A step cut up between device and CPU may need more scratch than a whole one. What it took must not keep out the very
+// copies with which steps would be whole again: scratch lives for a step, and the next one takes what it needs.
+bool Core::whole_without_scratch() {
+    const LedgerView view = ledger.view();
+    uint64_t missing_bytes = 0;
+    for (const SubLayer * sublayer : registry.sublayers()) {
+        if (sublayer->kind == XLM_KIND_LOOKUP) continue;
+        if (sublayer->kind != XLM_KIND_SMALL && !sublayer->wanted(XLM_PLACE_RESIDENT)) return false;
+        missing_bytes += sublayer->copy ? 0 : sublayer->device_bytes;
+    }
+    for (const State * state : registry.states())
+        missing_bytes += state->copy ? 0 : state->device_bytes;
+    const uint64_t kept_bytes = view.used_bytes - view.of(Purpose::scratch);
+    const uint64_t whole_bytes = kept_bytes + missing_bytes + schedule.reserve_bytes;
+    return missing_bytes > 0 && view.used_bytes + missing_bytes > view.budget_bytes && whole_bytes <= view.budget_bytes;
+}
+
 bool Core::settle(uint64_t max_bytes) {
     const GateGuard guard(gate);
     if (!inner.usable()) return false;
+    if (whole_without_scratch()) cache.drop_scratch();
     std::vector<SubLayer *> wanted;
     for (SubLayer * sublayer : registry.sublayers()) {
         const bool device = sublayer->wanted(XLM_PLACE_RESIDENT) || sublayer->wanted(XLM_PLACE_STREAM);

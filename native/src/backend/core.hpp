@@ -47,6 +47,7 @@ struct Core {
 private:
     void apply(const Schedule & schedule);
     bool settle_one(SubLayer & sublayer, uint64_t reserve_bytes);
+    bool whole_without_scratch();
 };
 
 // Never destroyed: llama.cpp may free buffers while the process ends.

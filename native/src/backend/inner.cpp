@@ -88,6 +88,7 @@ void Inner::open(const std::string & name, const std::string & library, uint32_t
     if (name == "none") return;
     try {
         load(library, index);
+        losses_seen_ = losses();
         if (!make_instances()) throw ApiError(XLM_ERR_NO_DEVICE, "the inner device " + name + " cannot be started");
         probe();
     } catch (const ApiError &) {
@@ -148,6 +149,7 @@ void Inner::close() {
 bool Inner::recover() {
     if (!present()) return false;
     free_instances();
+    losses_seen_ = losses(); // one from now on is a new one
     try {
         if (!make_instances()) return false;
     } catch (...) {
@@ -159,8 +161,13 @@ bool Inner::recover() {
 
 bool Inner::healthy() {
     xlm_sim_counters counters;
-    if (read_sim(sim_counters_, counters) && counters.lost) mark_lost();
+    if (read_sim(sim_counters_, counters) && (counters.lost || counters.n_losses != losses_seen_)) mark_lost();
     return usable();
+}
+
+uint64_t Inner::losses() const {
+    xlm_sim_counters counters;
+    return read_sim(sim_counters_, counters) ? counters.n_losses : 0;
 }
 
 DeviceMemory Inner::memory() const {

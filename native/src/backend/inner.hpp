@@ -71,7 +71,8 @@ public:
     bool usable() const { return present() && !lost_.load(std::memory_order_relaxed); }
     bool lost() const { return lost_.load(std::memory_order_relaxed); }
     void mark_lost() { lost_.store(true, std::memory_order_relaxed); }
-    // Asks a device that can tell (the virtual GPU); others are taken to be well until a call fails.
+    // Asks a device that can tell (the virtual GPU); others are taken to be well until a call fails. A loss that was
+    // undone since counts: what the device held is gone all the same, and so is what it was given meanwhile.
     bool healthy();
 
     const std::string & description() const { return description_; }
@@ -116,6 +117,7 @@ private:
     void free_instances();
     void free_events();
     void probe();
+    uint64_t losses() const; // 0 for a device that does not count them
 
     static constexpr size_t kEvents = 256;
 
@@ -130,6 +132,7 @@ private:
     bool has_events_ = false;
     bool device_refused_ = false;
     std::atomic<bool> lost_{false};
+    uint64_t losses_seen_ = 0; // by the instances there are
     uint64_t alignment_ = 256;
     std::string description_ = "none";
     void * sim_counters_ = nullptr; // xlm_sim_get_counters of the virtual GPU

@@ -39,8 +39,8 @@ public:
         }
         if (on_device_.empty()) on_device_.assign(info_.nodes.size(), 0);
         cut_and_list();
-        if (!lay_out()) {
-            device_units_.assign(needs_.size(), 0);
+        while (!lay_out()) {
+            make_room();
             mark_nodes();
             cut_and_list();
         }
@@ -139,8 +139,12 @@ private:
             for (Weight * weight : needs_[u].weights)
                 if (device_units_[u] && streams(weight) && weight->device_bytes <= limits_.ring_bytes)
                     largest = std::max(largest, weight->device_bytes);
-        const bool ring = largest > 0 && cache_.place_ring(limits_.ring_bytes, largest);
-        const uint64_t capacity = ring || cache_.ring.present() ? cache_.ring.capacity_bytes() : 0;
+        if (largest > 0) cache_.place_ring(limits_.ring_bytes, largest);
+        keep_copied_or_streamed();
+    }
+
+    void keep_copied_or_streamed() {
+        const uint64_t capacity = cache_.ring.present() ? cache_.ring.capacity_bytes() : 0;
         keep_units([&](const UnitNeeds & needs) {
             return std::all_of(needs.weights.begin(), needs.weights.end(),
                                [&](Weight * weight) { return !streams(weight) || weight->device_bytes <= capacity; });
@@ -152,6 +156,14 @@ private:
             return std::all_of(needs.states.begin(), needs.states.end(),
                                [&](State * state) { return cache_.place_state(*state, limits_.reserve_bytes); });
         });
+    }
+
+    // The cuts take more scratch than the reserve foresaw: one copy less, or nothing on the device at all.
+    void make_room() {
+        if (cache_.drop_least())
+            keep_copied_or_streamed();
+        else
+            device_units_.assign(needs_.size(), 0);
     }
 
     void mark_nodes() {

@@ -66,6 +66,7 @@ xlm_sim_counters read_counters() {
     c.n_dropped = totals.n_dropped;
     c.n_frees_in_use = totals.n_frees_in_use;
     c.foreign_bytes = use.foreign_bytes;
+    c.n_losses = device.loss.losses();
     return c;
 }
 

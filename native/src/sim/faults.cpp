@@ -8,11 +8,13 @@ void LossFault::arm(uint32_t after_submissions) {
     const Lock lock(mutex_);
     armed_ = true;
     left_ = after_submissions;
+    count();
 }
 
 void LossFault::restore() {
     const Lock lock(mutex_);
     armed_ = false;
+    count();
 }
 
 bool LossFault::lost() const {
@@ -20,9 +22,11 @@ bool LossFault::lost() const {
     return armed_ && left_ == 0;
 }
 
-bool LossFault::armed() const {
+bool LossFault::disarm() {
     const Lock lock(mutex_);
-    return armed_;
+    if (!armed_ || left_ == 0) return false;
+    armed_ = false;
+    return true;
 }
 
 bool LossFault::accept_graph() {
@@ -30,7 +34,19 @@ bool LossFault::accept_graph() {
     if (!armed_) return true;
     if (left_ == 0) return false;
     left_--;
+    count();
     return true;
+}
+
+uint64_t LossFault::losses() const {
+    const Lock lock(mutex_);
+    return losses_;
+}
+
+void LossFault::count() {
+    const bool lost = armed_ && left_ == 0;
+    losses_ += lost && !counted_;
+    counted_ = lost;
 }
 
 } // namespace xlm::sim

@@ -99,7 +99,7 @@ void SimDevice::detach(Stream * stream) {
 
 void SimDevice::restore() {
     const Lock lock(streams_mutex_);
-    if (!loss.armed()) return;
+    if (loss.disarm() || !loss.lost()) return; // nothing was lost
     for (Stream * stream : streams_)
         stream->synchronize();
     memory.wipe();

@@ -11,7 +11,7 @@ namespace kit {
 namespace {
 
 constexpr uint64_t kMiB = 1024 * 1024;
-constexpr uint64_t kWaitNs = 10'000'000'000;
+constexpr uint64_t kWaitNs = 60'000'000'000;
 // Drivers hand out pages of 2 MiB: the last one of each allocation may be shared.
 constexpr uint64_t kCounterSlack = 8 * kMiB;
 constexpr double kSmallest = 0.1; // of the full budget is released at least
