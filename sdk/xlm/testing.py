@@ -37,6 +37,7 @@ from typing import Any, Self, TypeVar
 import zmq
 
 from xlm import errors
+from xlm._sizes import format_size
 from xlm._transport import Waker
 from xlm.errors import ProtocolError
 from xlm.protocol import codec, messages
@@ -338,7 +339,7 @@ class FakeBroker:
     def _on_set_budget(self, lease: _Lease, request: messages.SetBudget) -> None:
         cap = request.cap_bytes
         if request.require == "device" and cap is not None and cap < self.minimum_bytes:
-            text = f"{cap} bytes hold no part of the model"
+            text = f"{format_size(cap)} hold no part of the model"
             self._refuse(lease.peer, request.id, "budget_infeasible", text, minimum_bytes=self.minimum_bytes)
             return
         lease.cap_bytes = cap

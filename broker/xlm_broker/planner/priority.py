@@ -22,7 +22,7 @@ from xlm.errors import BudgetError
 from xlm.protocol.link import CPU, RESIDENT, STREAM, DeviceFacts, ModelFacts, Schedule, Tier
 
 from .memory import DECODE_TOKENS, Table, minimum_device_bytes, scratch_bytes, tier_tokens, unified_demand
-from .report import summarise
+from .report import below_minimum, summarise
 
 Objective = Literal["balanced", "decode", "prefill"]
 Profile = Mapping[str, float]  # measured rates by name; this policy needs none
@@ -90,7 +90,7 @@ def _usable(device: DeviceFacts) -> bool:
 
 def _infeasible(model: ModelFacts, device: DeviceFacts, budget: int) -> BudgetError:
     minimum = minimum_device_bytes(model)
-    why = f"{budget} bytes are below the minimum of {minimum}" if _usable(device) else "there is no usable device"
+    why = below_minimum(budget, minimum) if _usable(device) else "there is no usable device"
     error = BudgetError(f"nothing can run on the device: {why}", code="budget_infeasible")
     error.minimum_bytes = minimum
     return error

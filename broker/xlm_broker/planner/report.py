@@ -14,6 +14,17 @@ def size(count_bytes: int) -> str:
     return f"{count_bytes / (1 << 30):.2f} GiB" if count_bytes >= 1 << 30 else f"{count_bytes / (1 << 20):.1f} MiB"
 
 
+def mib(size_bytes: int, *, up: bool = False) -> str:
+    """For people, in MiB. ``up``: rounded up, so that who asks for what a message says has enough."""
+    hundredths = -(-size_bytes * 100 // (1 << 20)) if up else size_bytes * 100 // (1 << 20)
+    return f"{hundredths / 100:.2f} MiB"
+
+
+def below_minimum(offered_bytes: int, minimum_bytes: int) -> str:
+    """Both as a person reads them; the minimum also to the byte, as a program asks for it."""
+    return f"{mib(offered_bytes)} are below the minimum of {mib(minimum_bytes, up=True)} ({minimum_bytes} bytes)"
+
+
 def summarise(schedule: Schedule, model: ModelFacts) -> str:
     """One line: what is resident of which kind, the ring, the reach."""
     on_device = [tier for tier in schedule.tiers if any(tier.placement)]

@@ -65,9 +65,3 @@ def _optional(settings: BudgetSettings, card: Card, wishes: Wishes) -> Iterable[
         yield "fixed", settings.fixed_bytes
     if settings.mode == "game" and not wishes.spoken:
         yield "idle", settings.idle_bytes
-
-
-def mib(size_bytes: int, *, up: bool = False) -> str:
-    """For people, in MiB. ``up``: rounded up, so that who asks for what a message says has enough."""
-    hundredths = -(-size_bytes * 100 // (1 << 20)) if up else size_bytes * 100 // (1 << 20)
-    return f"{hundredths / 100:.2f} MiB"

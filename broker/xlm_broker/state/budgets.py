@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from xlm.errors import BudgetError, XlmError, from_code
 from xlm.protocol import link, messages
+from xlm_broker.planner.report import below_minimum, mib
 
-from .budget import Card, Effective, Wishes, effective, mib
+from .budget import Card, Effective, Wishes, effective
 from .core import BudgetRequest, Client, Core
 from .engine import Engine, Problem
 from .ports import Planner
@@ -92,7 +93,7 @@ class Budgets:
     def _why_infeasible(self, found: Effective, minimum: int) -> str:
         if self._engine.lost or (self._engine.ready and not self.card().total_bytes):
             return "there is no usable device"
-        return f"{mib(found.bytes)} (limited by {found.limited_by}) are below the minimum of {mib(minimum, up=True)}"
+        return f"{below_minimum(found.bytes, minimum)}; limited by {found.limited_by}"
 
     def unusable(self, loaded: link.Loaded) -> Problem | None:
         """Why a broker that has to use the device cannot: no device, or a fixed budget below the minimum."""

@@ -141,6 +141,7 @@ def test_the_minimum_is_exact(model: ModelFacts, below: int, above: int) -> None
     with pytest.raises(BudgetError) as caught:
         plan(model, SIM, too_small, require_device=True)
     assert (caught.value.code, caught.value.minimum_bytes) == ("budget_infeasible", minimum)
+    assert f"({minimum} bytes)" in caught.value.message
 
 
 @settings(deadline=None, max_examples=100)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from xlm.errors import BudgetError
+from xlm_broker.planner.report import below_minimum, mib
 
 from .costs import Capabilities, Costs, FloatArray, build_costs
 from .hardware import Machine
@@ -152,12 +153,12 @@ def require_device(planning: Planning, plan: Plan) -> Plan:
     least, budget = minimum_bytes(planning), plan.task.budget_bytes
     if least <= budget:
         raise BudgetError(
-            f"{planning.work.name} is predicted to be faster without the device at {budget} bytes",
+            f"{planning.work.name} is predicted to be faster without the device at {mib(budget)}",
             code="budget_infeasible", hint="a larger budget may help",
         )  # fmt: skip
     error = BudgetError(
-        f"nothing of {planning.work.name} can run on the device: {budget} bytes are below the minimum of {least}"
-        f" (scratch {work_scratch(planning)}, norms and router {planning.work.small_bytes}, the smallest sub-layer)",
+        f"nothing of {planning.work.name} can run on the device: {below_minimum(budget, least)}: scratch"
+        f" {mib(work_scratch(planning))}, norms and router {mib(planning.work.small_bytes)}, the smallest sub-layer",
         code="budget_infeasible",
     )
     error.minimum_bytes = least

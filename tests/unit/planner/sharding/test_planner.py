@@ -107,6 +107,9 @@ def test_too_small_a_budget_states_the_minimum() -> None:
     assert caught.value.code == "budget_infeasible"
     assert caught.value.minimum_bytes is not None
     assert caught.value.minimum_bytes > 1000
+    told = caught.value.message.partition("minimum of ")[2]
+    assert f"({caught.value.minimum_bytes} bytes): scratch " in told
+    assert 0 <= float(told.split(" MiB")[0]) * MIB - caught.value.minimum_bytes < MIB / 100 + 1
     assert not any(any(tier.placement) for tier in plan(1000).tiers)
 
 
