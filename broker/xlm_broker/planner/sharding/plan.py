@@ -30,6 +30,7 @@ class Planning:
     machine: Machine
     costs: Costs
     workload: Workload
+    kernels: Kernels
     prefill: FloatArray  # [tier] steps of a request
     decode: FloatArray
     fallbacks: tuple[str, ...]
@@ -118,7 +119,14 @@ def prepare(
     costs = build_costs(work, machine, kernels, tier_points(workload, tiers), capabilities or Capabilities())
     notes = (*work.fallbacks, *sorted(kernels.fallbacks()))
     return Planning(
-        work, machine, costs, workload, prefill_weights(workload, tiers), decode_weights(workload, tiers), notes
+        work,
+        machine,
+        costs,
+        workload,
+        kernels,
+        prefill_weights(workload, tiers),
+        decode_weights(workload, tiers),
+        notes,
     )
 
 

@@ -1,0 +1,37 @@
+"""What a step takes by a schedule, at any number of tokens and depth: the timing model without the search."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from xlm.protocol.link import CPU as PLACE_CPU
+from xlm.protocol.link import RESIDENT as PLACE_RESIDENT
+from xlm.protocol.link import Schedule
+
+from .costs import CPU, RESIDENT, STREAM, Costs, TierPoint, build_costs
+from .pipeline import ModeArray, StepTrace, trace_step
+from .plan import Planning
+
+
+def predicted_step(planning: Planning, schedule: Schedule, tokens: int, depth: int) -> StepTrace:
+    """One step of ``tokens`` with ``depth`` positions in the cache; times in ns. The step before it was alike.
+
+    ``schedule`` is one of this model's; where its tier does without the device, all is on the CPU.
+    """
+    tier = next((t for t in schedule.tiers if tokens <= t.max_tokens), schedule.tiers[-1])
+    costs = costs_at(planning, tokens, depth)
+    return trace_step(costs, 0, modes_of(planning, tier.placement), costs.ring_ns(schedule.ring_bytes))
+
+
+def costs_at(planning: Planning, tokens: int, depth: int) -> Costs:
+    """Costs of every sub-layer in a step of this very size and depth."""
+    point = TierPoint(tokens, float(depth))
+    capabilities = planning.costs.capabilities
+    return build_costs(planning.work, planning.machine, planning.kernels, [point], capabilities)
+
+
+def modes_of(planning: Planning, placement: bytes) -> ModeArray:
+    """[unit] modes of a tier's placement."""
+    modes = {PLACE_CPU: CPU, PLACE_RESIDENT: RESIDENT}
+    places = (placement[unit.index] if unit.index < len(placement) else PLACE_CPU for unit in planning.work.units)
+    return np.array([modes.get(place, STREAM) for place in places], dtype=np.uint8)
