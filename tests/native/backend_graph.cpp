@@ -365,6 +365,87 @@ void test_closed_device() {
     CHECK_EQ(xlm_device_recover(), XLM_ERR_NO_DEVICE);
 }
 
+std::vector<xlm_trace_event> read_trace(uint32_t most, uint64_t & lost) {
+    std::vector<xlm_trace_event> events(most);
+    events[0].struct_size = sizeof events[0];
+    uint32_t count = 0;
+    CHECK_EQ(xlm_device_trace_read(events.data(), most, &count, &lost), XLM_OK);
+    events.resize(count);
+    return events;
+}
+
+// What the counters say of a step is what its events add up to.
+void check_one_step(const std::vector<xlm_trace_event> & events, const xlm_stats & stats) {
+    uint64_t n_steps = 0, n_cpu = 0, n_device = 0, streamed = 0, down = 0, written_back = 0;
+    for (const xlm_trace_event & event : events) {
+        CHECK_EQ(event.struct_size, uint32_t{sizeof event});
+        CHECK(event.begin_ns > 0 && event.begin_ns <= event.end_ns);
+        CHECK(event.device_begin_ns <= event.device_end_ns);
+        const bool placed = event.kind == XLM_TRACE_DEVICE || event.kind == XLM_TRACE_UPLOAD;
+        CHECK(!placed || (event.sublayer >= 0 && event.n_sublayers > 0));
+        n_steps += event.kind == XLM_TRACE_STEP;
+        n_cpu += event.kind == XLM_TRACE_CPU;
+        n_device += event.kind == XLM_TRACE_DEVICE;
+        streamed += event.kind == XLM_TRACE_UPLOAD ? event.bytes : 0;
+        down += event.kind == XLM_TRACE_COPY_DOWN ? event.bytes : 0;
+        written_back += event.kind == XLM_TRACE_WRITE_BACK ? event.bytes : 0;
+    }
+    CHECK_EQ(n_steps, stats.n_graphs);
+    CHECK_EQ(n_cpu, stats.n_segments_cpu);
+    CHECK_EQ(n_device, stats.n_segments_device);
+    CHECK_EQ(streamed, stats.bytes_streamed);
+    CHECK_EQ(down + written_back, stats.bytes_activations_down + stats.bytes_kv_written_back);
+}
+
+void test_trace() {
+    Pair pair(21);
+    std::mt19937 random(23);
+    std::vector<uint8_t> placement(xlm_device_sublayer_count());
+    for (size_t i = 0; i < placement.size(); i++)
+        placement[i] = static_cast<uint8_t>(i % 3);
+    set_budget(kPlenty);
+    set_placements(placement, 1 << 20);
+    CHECK(pair.step(random, 3));
+    uint64_t lost = 0;
+    CHECK(read_trace(64, lost).empty()); // off
+    CHECK_EQ(xlm_device_reset_stats(), XLM_OK);
+    CHECK_EQ(xlm_device_trace(4096), XLM_OK);
+    CHECK(pair.step(random, 1));
+    xlm_stats stats{};
+    stats.struct_size = sizeof stats;
+    CHECK_EQ(xlm_device_stats(&stats), XLM_OK);
+    check_one_step(read_trace(4096, lost), stats);
+    CHECK_EQ(lost, uint64_t{0});
+    CHECK_EQ(xlm_device_trace(4), XLM_OK); // the newest stay
+    CHECK(pair.step(random, 1));
+    const std::vector<xlm_trace_event> newest = read_trace(64, lost);
+    CHECK_EQ(newest.size(), size_t{4});
+    CHECK(lost > 0);
+    CHECK_EQ(newest.back().kind, uint32_t{XLM_TRACE_STEP});
+}
+
+void test_trace_read_while_a_step_runs() {
+    Pair pair(22);
+    std::mt19937 random(29);
+    set_budget(kPlenty);
+    set_placements(std::vector<uint8_t>(xlm_device_sublayer_count(), XLM_PLACE_STREAM), 1 << 20);
+    std::atomic<bool> done{false};
+    std::thread reader([&] {
+        uint64_t lost = 0;
+        for (uint32_t i = 0; !done.load(); i++) {
+            CHECK_EQ(xlm_device_trace(i % 3 == 0 ? 0 : 32), XLM_OK);
+            CHECK(read_trace(64, lost).size() <= 32);
+        }
+    });
+    for (int i = 0; i < 20; i++)
+        CHECK(pair.step(random, 1 + i % 3));
+    done = true;
+    reader.join();
+    CHECK_EQ(xlm_device_trace(0), XLM_OK);
+    CHECK_EQ(xlm_device_trace(1u << 30), XLM_ERR_INVALID_ARGUMENT);
+    CHECK_EQ(xlm_device_trace_read(nullptr, 1, nullptr, nullptr), XLM_ERR_INVALID_ARGUMENT);
+}
+
 struct Case {
     const char * name;
     void (*run)();
@@ -382,6 +463,8 @@ constexpr Case kCases[] = {
     {"lost_unseen", test_a_loss_undone_unseen_costs_no_token},
     {"large_piece", test_piece_larger_than_the_ring},
     {"state", test_state_written_in_place_and_restored},
+    {"trace", test_trace},
+    {"trace_threads", test_trace_read_while_a_step_runs},
     {"models", test_two_models_and_two_threads},
     {"abort", test_abort_keeps_the_context_usable},
     {"order", test_calls_out_of_order},

@@ -153,6 +153,27 @@ uint64_t n_steps, n_tokens;
 uint64_t n_hits, n_misses, n_cpu, n_passes;
 uint64_t bytes_uploaded, bytes_saved;
 } xlm_expert_info;
+enum xlm_trace_kind {
+XLM_TRACE_STEP = 1,
+XLM_TRACE_CPU = 2,
+XLM_TRACE_DEVICE = 3,
+XLM_TRACE_UPLOAD = 4,
+XLM_TRACE_COPY_UP = 5,
+XLM_TRACE_COPY_DOWN = 6,
+XLM_TRACE_WRITE_BACK = 7,
+XLM_TRACE_WAIT = 8
+};
+typedef struct xlm_trace_event {
+uint32_t struct_size;
+uint32_t kind;
+int32_t sublayer;
+uint32_t n_sublayers;
+uint32_t n_tokens;
+uint32_t reserved0;
+uint64_t bytes;
+uint64_t begin_ns, end_ns;
+uint64_t device_begin_ns, device_end_ns;
+} xlm_trace_event;
 xlm_status xlm_device_open(const xlm_device_config *config);
 void xlm_device_close(void);
 const char *xlm_device_last_error(void);
@@ -177,6 +198,9 @@ xlm_status xlm_device_experts(uint32_t index, xlm_expert_info *info, float *shar
 xlm_status xlm_device_memory(xlm_memory *memory);
 xlm_status xlm_device_stats(xlm_stats *stats);
 xlm_status xlm_device_reset_stats(void);
+xlm_status xlm_device_trace(uint32_t capacity);
+xlm_status xlm_device_trace_read(xlm_trace_event *events, uint32_t n_events, uint32_t *n_read,
+uint64_t *n_lost);
 """
 
 XLM_SIM: Final = """
@@ -221,6 +245,7 @@ xlm_status xlm_sim_fail_allocations(uint32_t skip, uint32_t n);
 xlm_status xlm_sim_lose_device(uint32_t after_submissions);
 xlm_status xlm_sim_restore_device(void);
 double xlm_sim_upload_bytes_per_s(void);
+xlm_status xlm_sim_last_operation(uint64_t *begin_ns, uint64_t *end_ns);
 xlm_status xlm_sim_set_foreign_bytes(uint64_t bytes);
 void *xlm_sim_registry(void);
 const char *xlm_sim_last_error(void);

@@ -75,6 +75,27 @@ class Release:
     release_ns: int
 
 
+TraceKind = Literal["step", "cpu", "device", "upload", "copy_up", "copy_down", "write_back", "wait"]
+TRACE_KINDS: Final[tuple[TraceKind, ...]] = (
+    "step", "cpu", "device", "upload", "copy_up", "copy_down", "write_back", "wait",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceEvent:
+    """xlm_trace_event: what ran or was copied when. Times of the host; the device's own are 0 where it cannot tell."""
+
+    kind: TraceKind
+    sublayer: int
+    n_sublayers: int
+    n_tokens: int
+    bytes: int
+    begin_ns: int
+    end_ns: int
+    device_begin_ns: int
+    device_end_ns: int
+
+
 def build_info() -> str:
     """One line: library version and the ggml it was built for. Needs no open device."""
     return text(open_library(DEVICE).xlm_device_build_info())
@@ -252,8 +273,25 @@ class Device:
         self._check(self._lib.xlm_device_stats(struct), "stats")
         return fields(struct)
 
+    def trace(self, capacity: int) -> None:
+        """Records the newest ``capacity`` events from now on; 0 turns it off."""
+        self._check(self._lib.xlm_device_trace(capacity), "trace")
+
+    def read_trace(self, most: int = 1 << 16) -> list[TraceEvent]:
+        """Takes up to ``most`` events out, oldest first."""
+        events = ffi().new("xlm_trace_event[]", max(1, most))
+        events[0].struct_size = ffi().sizeof("xlm_trace_event")
+        count = ffi().new("uint32_t *")
+        self._check(self._lib.xlm_device_trace_read(events, most, count, ffi().NULL), "trace_read")
+        return [_trace_event(events[index]) for index in range(count[0])]
+
     def reset_stats(self) -> None:
         self._check(self._lib.xlm_device_reset_stats(), "reset_stats")
+
+
+def _trace_event(event: Any) -> TraceEvent:
+    names = (name for name in TraceEvent.__dataclass_fields__ if name != "kind")
+    return TraceEvent(kind=TRACE_KINDS[event.kind - 1], **{name: getattr(event, name) for name in names})
 
 
 def _keep(owners: list[Any], pointer: Any) -> Any:

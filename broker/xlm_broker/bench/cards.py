@@ -3,7 +3,7 @@
 The machines are those of the paper (arXiv 2604.26334): processor, memory bandwidth and link as its authors state them;
 cards and kernel efficiencies from the table of hardware classes (docs/timing-model.md). One and the same product,
 4096 x 4096 in Q4_0, gives every ratio: the card takes on it as much less time than this CPU as the reference card
-takes less than the reference CPU, at one token (memory) and at 256 tokens (arithmetic). The link is scaled like
+takes less than the reference CPU, at one token (memory) and at 64 tokens (arithmetic). The link is scaled like
 memory. Overheads of launches and copies are not scaled: the models are as much smaller as this CPU is slower.
 """
 
@@ -31,7 +31,7 @@ MACHINES: Final[tuple[Mapping[str, Any], ...]] = (
 )  # fmt: skip
 
 SIDE: Final = 4096
-FEW, MANY = 1, 256  # tokens: bound by memory, bound by arithmetic
+FEW, MANY = 1, 64  # tokens: bound by memory, bound by arithmetic
 GRAPH_LAUNCH_NS: Final = 5_000.0
 _PRODUCT: Final = MatMul("Q4_0", SIDE, SIDE, SIDE * SIDE * 18 / 32)
 

@@ -283,7 +283,8 @@ class ModelBench:
         schedule = planned.schedule(case.budget_bytes)
         times, memory = self._measured_plan(ours, schedule, case, n_ctx, rates)
         row: dict[str, Any] = {
-            "model": case.model, "card": case.card, "budget_share": case.share, "budget_bytes": case.budget_bytes,
+            "model": case.model, "card": case.card, "model_bytes": self.model.path.stat().st_size,
+            "budget_share": case.share, "budget_bytes": case.budget_bytes,
             "prompt": case.work.prompt, "depth": case.work.depth, "n_ctx": n_ctx,
             "ours": _figures(times), "plan": schedule.summary, "memory": memory,
             "decode_places": placements(schedule, 1), "prompt_places": placements(schedule, case.work.prompt),

@@ -6,17 +6,18 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import platformdirs
 import typer
 
 from xlm.errors import RequestError
 from xlm_broker.bench.cards import MACHINES
-from xlm_broker.bench.grid import QUICK, Grid
+from xlm_broker.bench.grid import QUICK, UBATCH, Grid
 from xlm_broker.bench.picture import draw
 from xlm_broker.bench.run import Bench, Options
 from xlm_broker.bench.summary import by_budget, table, verdicts
+from xlm_broker.bench.traced import traced_step
 from xlm_broker.cli.common import ended_like_ctrl_c
 
 _CARDS: Final = tuple(str(row["machine"]) for row in MACHINES)
@@ -34,6 +35,10 @@ def bench(
     threads: Annotated[int, typer.Option(min=0, max=1024, help="CPU threads of both sides.  [0: cores]")] = 0,
     work: Annotated[Path | None, typer.Option(help="Folder for models, profiles and what was measured.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what was measured before.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="Only record one step of the first case, for chrome://tracing or Perfetto.")
+    ] = None,
+    trace_tokens: Annotated[int, typer.Option(min=1, max=UBATCH, help="Tokens of that step.")] = 1,
     exact: Annotated[bool, typer.Option(help="Also compare tokens with exact compute (the real model).")] = True,
 ) -> None:
     """Compares the planner's schedules with the best settings of stock llama.cpp, found by sweep.
@@ -46,9 +51,17 @@ def bench(
       xlm bench --quick
 
       xlm bench --json rows.json --picture rows.png
+
+      xlm bench --quick --trace step.json
     """
     grid = _grid(QUICK if quick else Grid(), models, cards, budgets, prompts, depths)
+    if not grid.works():
+        raise RequestError("no prompt is as short as a depth", code="option_invalid")
     folder = (work or Path(platformdirs.user_cache_path("xlm")) / "bench").absolute()
+    if trace is not None:
+        with ended_like_ctrl_c():
+            _write_json(traced_step(grid, folder, threads, trace_tokens, _say), trace)
+        return
     run = Bench(Options(grid=grid, folder=folder, threads=threads, fresh=fresh, exact=exact), _say)
     with ended_like_ctrl_c():
         run.run(lambda now: _write(now, json_file))
@@ -95,12 +108,15 @@ def _numbers(option: str, text: str) -> list[float]:
 
 
 def _write(run: Bench, path: Path | None) -> None:
+    if path is not None:
+        _write_json(run.result(), path)
+
+
+def _write_json(value: Any, path: Path) -> None:
     """Beside and renamed: a reader never sees half of it."""
-    if path is None:
-        return
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(run.result(), indent=1, allow_nan=False), encoding="utf-8")
+    part.write_text(json.dumps(value, indent=1, allow_nan=False), encoding="utf-8")
     part.replace(path)
 
 

@@ -64,6 +64,11 @@ def _answer(side: Any, request: Request) -> dict[str, Any]:
             return dict(getattr(side, request.do)(request))
         case "memory":
             return dict(side.memory())
+        case "trace":
+            side.sim.free_of_charge()
+            side.steps.rewind(request.depth)
+            side.prepare(request)
+            return dict(side.trace(request))
         case "greedy":
             side.sim.charge(request.card)
             tokens, times = side.steps.greedy(request.prompt, request.steps)

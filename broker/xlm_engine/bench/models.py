@@ -83,11 +83,26 @@ def _add_keys(writer: Any, gguf: Any, name: str, shape: Shape) -> None:
     writer.add_rope_dimension_count(shape.n_embd // shape.n_head)
     writer.add_vocab_size(shape.n_vocab)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0)
-    writer.add_tokenizer_model("no_vocab")
+    _add_tokenizer(writer, gguf, shape.n_vocab)
     if shape.n_expert:
         writer.add_expert_count(shape.n_expert)
         writer.add_expert_used_count(shape.n_expert_used)
         writer.add_logit_scale(1.0)
+
+
+def _add_tokenizer(writer: Any, gguf: Any, n_vocab: int) -> None:
+    """Enough of one for a file to count as a model: special tokens, all bytes, and words nobody will say."""
+    kinds = gguf.TokenType
+    tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)]
+    types = [kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL] + [kinds.BYTE] * 256
+    tokens += [f"word{index}" for index in range(n_vocab - len(tokens))]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * n_vocab)
+    writer.add_token_types(types + [kinds.NORMAL] * (n_vocab - len(types)))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
 
 
 def _tensors(shape: Shape) -> Iterator[tuple[str, npt.NDArray[Any]]]:

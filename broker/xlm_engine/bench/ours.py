@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Final
 
 import msgspec
@@ -18,6 +19,7 @@ from xlm_engine.warmup import mask_bytes, measure_scratch
 from xlm_native import Device, DeviceOptions
 
 SETTLE_BYTES: Final = 1 << 40
+TRACE_EVENTS: Final = 1 << 16
 
 
 class OurSide:
@@ -78,7 +80,7 @@ class OurSide:
     def prepare(self, request: Request) -> None:
         """Brings the device copies of the filled cache up to date: one token, computed as the step that follows."""
         assert self.steps is not None
-        tokens = 1 if request.do == "decode" else request.tokens
+        tokens = max(1, request.tokens)
         wanted = (self.steps.fills, tokens)
         if wanted not in self._prepared:
             self.steps.step(request.depth, [1], announced=tokens)
@@ -89,6 +91,19 @@ class OurSide:
         assert self.steps is not None
         return self.steps.prefill(request.depth, request.tokens, request.limit_s, request.lead)
 
+    def trace(self, request: Request) -> dict[str, Any]:
+        """Events of one step in the steady state, and what the sub-layers are."""
+        assert self.steps is not None
+        assert request.card is not None
+        self.sim.charge(request.card)
+        for last in (False, False, True):
+            self._device.trace(TRACE_EVENTS if last else 0)
+            self.steps.prefill(request.depth, request.tokens, 0.0, 0)
+        events = [dataclasses.asdict(event) for event in self._device.read_trace(TRACE_EVENTS)]
+        self._device.trace(0)
+        sublayers = [{"index": s.index, "layer": s.layer, "kind": s.kind} for s in self._device.sublayers()]
+        return {"events": events, "sublayers": sublayers}
+
     def memory(self) -> dict[str, int]:
         """Peaks and fallbacks since the last call: proof that no byte was taken beyond the budget."""
         memory, stats = self._device.memory(), self._device.stats()
@@ -97,6 +112,8 @@ class OurSide:
             "peak_used_bytes": memory.peak_used_bytes,
             "over_budget_events": memory.over_budget_events,
             "n_fallback_cpu": stats["n_fallback_cpu"],
+            "n_graphs": stats["n_graphs"],
+            "n_pieces_streamed": stats["n_pieces_streamed"],
             "bytes_streamed": stats["bytes_streamed"],
             "ns_wait_device": stats["ns_wait_device"],
             "ns_cpu_compute": stats["ns_cpu_compute"],

@@ -203,6 +203,30 @@ typedef struct xlm_expert_info {
     uint64_t bytes_uploaded, bytes_saved;
 } xlm_expert_info;
 
+/* What an event of a trace tells of. Times of the host are those of the call, not of the device's work. */
+enum xlm_trace_kind {
+    XLM_TRACE_STEP       = 1,  /* one graph, whole; n_tokens */
+    XLM_TRACE_CPU        = 2,  /* sub-layers computed on the CPU */
+    XLM_TRACE_DEVICE     = 3,  /* sub-layers given to the device */
+    XLM_TRACE_UPLOAD     = 4,  /* weights copied ahead of their use; bytes */
+    XLM_TRACE_COPY_UP    = 5,  /* activations, rows of the KV cache, weights that stay; bytes */
+    XLM_TRACE_COPY_DOWN  = 6,  /* activations and results; bytes */
+    XLM_TRACE_WRITE_BACK = 7,  /* new rows of the KV cache; bytes */
+    XLM_TRACE_WAIT       = 8   /* the host waits for the device */
+};
+
+typedef struct xlm_trace_event {
+    uint32_t struct_size;
+    uint32_t kind;             /* xlm_trace_kind */
+    int32_t  sublayer;         /* the first it belongs to; -1: none */
+    uint32_t n_sublayers;      /* that many in the order of the graph */
+    uint32_t n_tokens;
+    uint32_t reserved0;
+    uint64_t bytes;
+    uint64_t begin_ns, end_ns;                /* of the call on the host */
+    uint64_t device_begin_ns, device_end_ns;  /* of the device's work; 0 = the inner device cannot tell (only the virtual GPU in modelled time can) */
+} xlm_trace_event;
+
 /* -- life -------------------------------------------------------------- */
 
 /* Checks the ABI (ggml version + commit, struct sizes, a toy graph), loads the
@@ -269,6 +293,14 @@ XLM_DEVICE_API xlm_status xlm_device_experts(uint32_t index, xlm_expert_info *in
 XLM_DEVICE_API xlm_status xlm_device_memory(xlm_memory *memory);
 XLM_DEVICE_API xlm_status xlm_device_stats(xlm_stats *stats);
 XLM_DEVICE_API xlm_status xlm_device_reset_stats(void);
+
+/* Records what runs and is copied from now on: the newest `capacity` events are kept, older ones of
+ * before are forgotten. 0 = off, the default. Costs well below a microsecond an event, nothing when off. */
+XLM_DEVICE_API xlm_status xlm_device_trace(uint32_t capacity);
+/* Takes up to n_events out, oldest first; events[0].struct_size says how large one of the caller's is.
+ * `n_lost` (may be NULL): how many were overwritten unread since the last call. */
+XLM_DEVICE_API xlm_status xlm_device_trace_read(xlm_trace_event *events, uint32_t n_events, uint32_t *n_read,
+                                                uint64_t *n_lost);
 
 #ifdef __cplusplus
 }

@@ -74,6 +74,9 @@ XLM_DEVICE_API xlm_status xlm_sim_lose_device(uint32_t after_submissions);
 XLM_DEVICE_API xlm_status xlm_sim_restore_device(void);
 /* Bytes per second the link carries to the device at this moment: the configured rate while it is busy, else 0. */
 XLM_DEVICE_API double     xlm_sim_upload_bytes_per_s(void);
+/* When the device works on the calling thread's last operation (copy or graph). Modelled mode; zeros in exact mode, where
+ * it is not known at submission. */
+XLM_DEVICE_API xlm_status xlm_sim_last_operation(uint64_t *begin_ns, uint64_t *end_ns);
 /* Another process takes / gives back memory: counts against the cap, visible in free memory. */
 XLM_DEVICE_API xlm_status xlm_sim_set_foreign_bytes(uint64_t bytes);
 /* ggml_backend_reg_t; also what the exported ggml_backend_init() returns. NULL, with a message on stderr too, when

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 using namespace xlm;
 
@@ -67,6 +68,8 @@ void when_idle(Core & core, Body body) {
     core.inner.drain();
     body();
 }
+
+constexpr uint32_t kMaxTraceEvents = 1 << 20;
 
 std::mutex open_mutex; // open and close exclude each other
 
@@ -253,6 +256,37 @@ xlm_status xlm_device_experts(uint32_t index, xlm_expert_info * info, float * sh
         if (!opened_core().registry.describe_experts(index, result, share, n_share))
             throw ApiError(XLM_ERR_INVALID_ARGUMENT, "no sub-layer " + std::to_string(index));
         write_struct(info, result);
+        return XLM_OK;
+    });
+}
+
+xlm_status xlm_device_trace(uint32_t capacity) {
+    return at_boundary([&] {
+        if (capacity > kMaxTraceEvents)
+            throw ApiError(XLM_ERR_INVALID_ARGUMENT,
+                           "a trace holds at most " + std::to_string(kMaxTraceEvents) + " events");
+        opened_core().trace.start(capacity);
+        return XLM_OK;
+    });
+}
+
+xlm_status xlm_device_trace_read(xlm_trace_event * events, uint32_t n_events, uint32_t * n_read, uint64_t * n_lost) {
+    return at_boundary([&] {
+        if (!n_read || (!events && n_events > 0))
+            throw ApiError(XLM_ERR_INVALID_ARGUMENT, "a required pointer is NULL");
+        const size_t stride = n_events > 0 ? events[0].struct_size : sizeof(xlm_trace_event);
+        if (stride < offsetof(xlm_trace_event, device_end_ns) + sizeof(uint64_t) || stride % alignof(xlm_trace_event))
+            throw ApiError(XLM_ERR_INVALID_ARGUMENT, "struct_size is too small; set it to sizeof");
+        std::vector<xlm_trace_event> taken(n_events);
+        uint64_t lost = 0;
+        const size_t count = opened_core().trace.take(taken.data(), n_events, lost);
+        for (size_t i = 0; i < count; i++) {
+            char * target = reinterpret_cast<char *>(events) + i * stride;
+            std::memcpy(target, &taken[i], std::min(stride, sizeof taken[i]));
+            reinterpret_cast<xlm_trace_event *>(target)->struct_size = static_cast<uint32_t>(stride);
+        }
+        *n_read = static_cast<uint32_t>(count);
+        if (n_lost) *n_lost = lost;
         return XLM_OK;
     });
 }

@@ -9,6 +9,7 @@
 #include "registry.hpp"
 #include "schedule.hpp"
 #include "stats.hpp"
+#include "trace.hpp"
 
 #include <memory>
 #include <mutex>
@@ -19,8 +20,9 @@ struct Core {
     Core();
 
     Stats stats;
+    Trace trace;
     Ledger ledger;
-    Inner inner{ledger};
+    Inner inner{ledger, trace};
     Registry registry{inner};
     Cache cache{inner, ledger, registry, stats};
     Gate gate;

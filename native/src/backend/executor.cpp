@@ -67,6 +67,21 @@ void written_ranges(const ggml_tensor * node, const ggml_tensor * ids, RangeSet 
     }
 }
 
+// What a run of nodes belongs to, for traces.
+TraceLabel label_of(const GraphInfo & info, int first, int last) {
+    TraceLabel label;
+    int owner = -1;
+    for (int i = first; i <= last; i++) {
+        const Node & node = info.nodes[static_cast<size_t>(i)];
+        if (node.view || node.owner == owner) continue;
+        owner = node.owner;
+        const SubLayer * sublayer = owner < 0 ? nullptr : info.units[static_cast<size_t>(owner)].sublayer;
+        if (!sublayer) continue;
+        if (label.n_sublayers++ == 0) label.sublayer = static_cast<int32_t>(sublayer->index);
+    }
+    return label;
+}
+
 bool should_abort(void * data) {
     return static_cast<Core *>(data)->abort_step.load(std::memory_order_relaxed);
 }
@@ -117,6 +132,8 @@ ggml_status Executor::run_locked(ggml_cgraph & graph) {
     GraphInfo & info = entry.info;
     uint32_t n_tokens = 0;
     const uint32_t tier = pick_tier(info, n_tokens);
+    TraceScope step(core_.trace, XLM_TRACE_STEP, {});
+    step.event.n_tokens = n_tokens;
     note_needs(info, n_tokens);
     read_state_rows(graph, info);
     PlanLimits limits;
@@ -243,6 +260,7 @@ ggml_status Executor::run_all_on_cpu(ggml_cgraph & graph, const GraphInfo & info
             state.mark_dirty(range);
     }
     const GateWindow window(core_.gate);
+    const TraceScope scope(core_.trace, XLM_TRACE_CPU, {});
     return run_on_cpu(graph, 0, graph.n_nodes - 1);
 }
 
@@ -310,6 +328,9 @@ Executor::Outcome Executor::run_cpu_segment(ggml_cgraph & graph, const GraphInfo
     ggml_status status;
     {
         const GateWindow window(core_.gate); // host memory is canonical: a reclaim may get in
+        const bool traced = core_.trace.on();
+        const TraceScope scope(core_.trace, XLM_TRACE_CPU,
+                               traced ? label_of(info, segment.first, segment.last) : TraceLabel{});
         status = run_on_cpu(graph, segment.first, segment.last);
     }
     if (status == GGML_STATUS_SUCCESS) return Outcome::done;
@@ -351,6 +372,7 @@ bool Executor::prepare(const GraphInfo & info, Plan & plan, const Segment & segm
 
 Executor::Outcome Executor::run_device_segment(ggml_cgraph & graph, const GraphInfo & info, Plan & plan,
                                                const Segment & segment, const PlanLimits & limits) {
+    if (core_.trace.on()) core_.inner.label(label_of(info, segment.first, segment.last));
     if (!bound_in_flight(segment.n_units, limits.max_units_in_flight)) return Outcome::lost;
     if (!prepare(info, plan, segment) || !submit(graph, segment)) return Outcome::lost;
     for (int r : segment.writes) {

@@ -81,6 +81,7 @@ void Inner::load(const std::string & library, uint32_t index) {
                                               std::to_string(index) + " was asked for");
     device_ = ggml_backend_reg_dev_get(registry, index);
     sim_counters_ = find_symbol(library_, "xlm_sim_get_counters");
+    sim_last_ = find_symbol(library_, "xlm_sim_last_operation");
 }
 
 void Inner::open(const std::string & name, const std::string & library, uint32_t index) {
@@ -140,7 +141,7 @@ void Inner::close() {
     library_ = nullptr;
     device_ = nullptr;
     type_ = host_type_ = nullptr;
-    sim_counters_ = nullptr;
+    sim_counters_ = sim_last_ = nullptr;
     has_events_ = false;
     description_ = "none";
     lost_ = false;
@@ -231,11 +232,20 @@ bool Inner::init_tensor(ggml_tensor * tensor) {
     return guarded([&] { return ggml_backend_buffer_init_tensor(tensor->buffer, tensor) == GGML_STATUS_SUCCESS; });
 }
 
+void Inner::tell_device_times(TraceScope & scope) const {
+    using LastOperation = xlm_status (*)(uint64_t *, uint64_t *);
+    if (sim_last_ && trace_.on())
+        reinterpret_cast<LastOperation>(sim_last_)(&scope.event.device_begin_ns, &scope.event.device_end_ns);
+}
+
 bool Inner::set(Stream stream, ggml_tensor * tensor, const void * data, size_t offset, size_t bytes) {
     return guarded([&] {
         ggml_backend_t backend = instance(stream);
+        TraceScope scope(trace_, stream == Stream::upload ? XLM_TRACE_UPLOAD : XLM_TRACE_COPY_UP, label_);
+        scope.event.bytes = bytes;
         if (backend->iface.set_tensor_async) {
             backend->iface.set_tensor_async(backend, tensor, data, offset, bytes);
+            tell_device_times(scope);
             return true;
         }
         // A synchronous device: what runs may still read the place.
@@ -248,8 +258,11 @@ bool Inner::set(Stream stream, ggml_tensor * tensor, const void * data, size_t o
 bool Inner::get(Stream stream, const ggml_tensor * tensor, void * data, size_t offset, size_t bytes) {
     return guarded([&] {
         ggml_backend_t backend = instance(stream);
+        TraceScope scope(trace_, stream == Stream::download ? XLM_TRACE_WRITE_BACK : XLM_TRACE_COPY_DOWN, label_);
+        scope.event.bytes = bytes;
         if (backend->iface.get_tensor_async) {
             backend->iface.get_tensor_async(backend, tensor, data, offset, bytes);
+            tell_device_times(scope);
             return true;
         }
         ggml_backend_synchronize(backend);
@@ -261,12 +274,16 @@ bool Inner::get(Stream stream, const ggml_tensor * tensor, void * data, size_t o
 bool Inner::compute(ggml_cgraph * graph) {
     return guarded([&] {
         ggml_backend_t backend = instance(Stream::compute);
-        return backend->iface.graph_compute(backend, graph) == GGML_STATUS_SUCCESS;
+        TraceScope scope(trace_, XLM_TRACE_DEVICE, label_);
+        const bool ok = backend->iface.graph_compute(backend, graph) == GGML_STATUS_SUCCESS;
+        tell_device_times(scope);
+        return ok;
     });
 }
 
 bool Inner::synchronize(Stream stream) {
     return guarded([&] {
+        const TraceScope scope(trace_, XLM_TRACE_WAIT, label_);
         ggml_backend_synchronize(instance(stream));
         return true;
     });
@@ -306,6 +323,7 @@ bool Inner::wait(Stream stream, ggml_backend_event_t event) {
 
 bool Inner::wait_host(ggml_backend_event_t event) {
     return guarded([&] {
+        const TraceScope scope(trace_, XLM_TRACE_WAIT, label_);
         ggml_backend_event_synchronize(event);
         return true;
     });

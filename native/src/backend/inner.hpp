@@ -9,6 +9,7 @@
 #pragma once
 
 #include "ledger.hpp"
+#include "trace.hpp"
 
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
@@ -17,6 +18,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
 
 namespace xlm {
 
@@ -59,7 +61,7 @@ struct DeviceMemory {
 
 class Inner {
 public:
-    explicit Inner(Ledger & ledger) : ledger_(ledger) {}
+    Inner(Ledger & ledger, Trace & trace) : ledger_(ledger), trace_(trace) {}
 
     // Throws ApiError. `name` "none" leaves the device absent.
     void open(const std::string & name, const std::string & library, uint32_t index);
@@ -102,6 +104,9 @@ public:
     // Waits for everything under way, lost or not: memory must not be freed under running work.
     void drain();
 
+    // What the calls from here on belong to, in a trace. Returns what they belonged to before.
+    TraceLabel label(TraceLabel label) { return std::exchange(label_, label); }
+
     bool has_events() const { return has_events_; }
     ggml_backend_event_t next_event(); // from a pool, reused in turn
     bool record(Stream stream, ggml_backend_event_t event);
@@ -121,7 +126,11 @@ private:
 
     static constexpr size_t kEvents = 256;
 
+    void tell_device_times(TraceScope & scope) const;
+
     Ledger & ledger_;
+    Trace & trace_;
+    TraceLabel label_;
     void * library_ = nullptr;
     ggml_backend_dev_t device_ = nullptr;
     ggml_backend_buffer_type_t type_ = nullptr;
@@ -136,6 +145,7 @@ private:
     uint64_t alignment_ = 256;
     std::string description_ = "none";
     void * sim_counters_ = nullptr; // xlm_sim_get_counters of the virtual GPU
+    void * sim_last_ = nullptr;     // its xlm_sim_last_operation
 };
 
 } // namespace xlm

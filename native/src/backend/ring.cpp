@@ -82,7 +82,10 @@ bool Ring::upload(Weight * weight, const RingSpan & span) {
     piece.tensor.data = buffer_.base() + span.offset;
     if (padded && !inner_.init_tensor(&piece.tensor)) return false;
     const size_t bytes = ggml_nbytes(weight->tensor);
-    if (!inner_.set(Stream::upload, &piece.tensor, weight->tensor->data, 0, bytes)) return false;
+    const TraceLabel before = inner_.label({static_cast<int32_t>(weight->sublayer->index), 1});
+    const bool ok = inner_.set(Stream::upload, &piece.tensor, weight->tensor->data, 0, bytes);
+    inner_.label(before);
+    if (!ok) return false;
     stats_.n_pieces_streamed++;
     stats_.bytes_streamed += bytes;
     if (!inner_.has_events()) return true;

@@ -145,6 +145,14 @@ xlm_status xlm_sim_restore_device(void) {
     });
 }
 
+xlm_status xlm_sim_last_operation(uint64_t * begin_ns, uint64_t * end_ns) {
+    if (!begin_ns || !end_ns) return fail(XLM_ERR_INVALID_ARGUMENT, "begin_ns or end_ns is NULL");
+    const xlm::sim::Slot slot = SimDevice::instance().last_operation();
+    *begin_ns = static_cast<uint64_t>(slot.start_ns);
+    *end_ns = static_cast<uint64_t>(slot.end_ns);
+    return XLM_OK;
+}
+
 xlm_status xlm_sim_set_foreign_bytes(uint64_t bytes) {
     return guarded([&] {
         SimDevice::instance().memory.set_foreign(bytes);

@@ -9,6 +9,8 @@ namespace xlm::sim {
 
 namespace {
 
+thread_local Slot last_slot{};
+
 using Lock = std::lock_guard<std::mutex>;
 
 LinkModel link_of(const xlm_sim_config & config, Direction direction) {
@@ -60,13 +62,19 @@ ns_t SimDevice::submit_copy(Direction direction, ns_t ready, uint64_t bytes) {
     counters.copy(direction, bytes, link.duration_ns(bytes));
     const Lock lock(engines_mutex_);
     LinkEngine & engine = direction == Direction::to_device ? up_ : down_;
-    return engine.reserve(link, now_ns(), ready, bytes).end_ns;
+    last_slot = engine.reserve(link, now_ns(), ready, bytes);
+    return last_slot.end_ns;
 }
 
 ns_t SimDevice::submit_compute(ns_t ready, ns_t duration_ns) {
     counters.compute(duration_ns);
     const Lock lock(engines_mutex_);
-    return compute_.reserve(now_ns(), ready, duration_ns).end_ns;
+    last_slot = compute_.reserve(now_ns(), ready, duration_ns);
+    return last_slot.end_ns;
+}
+
+Slot SimDevice::last_operation() const {
+    return modelled() ? last_slot : Slot{};
 }
 
 ns_t SimDevice::take_contention_ns() {

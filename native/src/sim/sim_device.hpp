@@ -30,6 +30,8 @@ public:
     ns_t submit_copy(Direction direction, ns_t ready, uint64_t bytes);
     // Modelled mode: puts work on the compute engine, counts it, returns when it ends.
     ns_t submit_compute(ns_t ready, ns_t duration_ns);
+    // The slot of the calling thread's last submission; zeros in exact mode.
+    Slot last_operation() const;
     // Modelled mode: how much longer the calling thread's CPU work since its last call
     // would have taken because of uploads at the same time (cpu_slowdown_per_gb_s).
     ns_t take_contention_ns();
