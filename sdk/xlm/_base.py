@@ -20,11 +20,13 @@ import enum
 import itertools
 import secrets
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
 from xlm import errors
-from xlm.errors import BrokerError, ProtocolError, RequestError, SessionError, XlmError
+from xlm._uploads import Picture, Upload, Uploads
+from xlm.errors import BrokerError, ImageError, ProtocolError, RequestError, SessionError, XlmError
 from xlm.protocol import codec, messages
 from xlm.protocol.messages import Message
 
@@ -32,6 +34,7 @@ MAX_NOTICES: Final = 1024  # kept for a client that never looks; the oldest go f
 FIRST_ATTEMPT_S: Final = 1.0  # how long one HELLO may stay unanswered; doubles up to
 LONGEST_ATTEMPT_S: Final = 8.0
 _LEASE_CODES: Final = ("lease_expired", "not_connected")  # say HELLO again; the request itself was not judged
+_UPLOAD_AGAIN: Final = ("image_unknown", "image_upload_invalid")  # dropped meanwhile, to make room
 _SHORTEST_HEARTBEAT_S: Final = 0.01  # whatever a broker asks for: no busy loop
 
 
@@ -87,9 +90,11 @@ class Stream(Call):
     queues short.
     """
 
-    def __init__(self, message: Message, conversation: Conversation) -> None:
+    def __init__(self, message: Message, conversation: Conversation, pictures: Sequence[Picture] = ()) -> None:
         super().__init__(message)
         self.conversation = conversation
+        self.pictures = pictures  # uploaded before the SAY is sent
+        self.repeated = False  # the broker had dropped an image between upload and SAY
         self.pieces: list[str] = []
         self.token_ids: list[int] = []
         self.usage = messages.Usage()
@@ -103,9 +108,14 @@ class Stream(Call):
             self._piece(message)
         elif isinstance(message, messages.Done):
             self.usage, self.finish_reason = message.usage, message.finish_reason
+            self.pictures = ()  # a reply may be kept for long
             self.done = True
         else:
             self.fail(_unexpected(self.message, message))
+
+    def fail(self, error: XlmError) -> None:
+        self.pictures = ()
+        super().fail(error)
 
     def _piece(self, message: messages.Tokens) -> None:
         if message.seq < self._next_seq:
@@ -116,6 +126,14 @@ class Stream(Call):
         self.token_ids.extend(message.token_ids)
         if message.text:
             self.pieces.append(message.text)
+
+
+class UploadCall(Call):
+    """A message of an upload."""
+
+    def __init__(self, message: Message, upload: Upload) -> None:
+        super().__init__(message)
+        self.upload = upload
 
 
 @dataclass(eq=False, slots=True)
@@ -207,6 +225,7 @@ class Connection:
     conversations: list[Conversation] = field(default_factory=list)
     wishes: Wishes = field(default_factory=Wishes)
     timing: _Timing = field(default_factory=_Timing)
+    _uploads: Uploads[Stream] = field(default_factory=Uploads)
     _pending: dict[int, Call] = field(default_factory=dict)
     _restoring: set[int] = field(default_factory=set)
     _ids: Any = field(default_factory=lambda: itertools.count(1))
@@ -243,6 +262,10 @@ class Connection:
         if stream.conversation is not None and stream in stream.conversation.held:
             stream.conversation.held.remove(stream)
             stream.take(messages.Done(finish_reason="cancelled"))
+        if stream in self._uploads:
+            self._uploads.drop(stream)
+            stream.take(messages.Done(finish_reason="cancelled"))
+            return self._go_on(stream.conversation)
         if stream.done or stream.cancelled or self._pending.get(stream.message.id) is not stream:
             return []
         stream.cancelled = True
@@ -367,10 +390,45 @@ class Connection:
         """Who leaves an answer may speak again at once: the next SAY waits until the cancelled answer has ended."""
         conversation = stream.conversation
         before = conversation.speaking if conversation else None
-        if conversation is None or before is None or before.done or not before.unwanted:
-            return self._request(stream)
+        if conversation is None or before is None or before.done:
+            return self._prepare(stream)
+        if not before.unwanted and before in self._uploads:  # the broker does not know of it yet
+            stream.fail(SessionError("this session is still answering", code="session_busy"))
+            return []
+        if not before.unwanted:
+            return self._prepare(stream)
         conversation.held.append(stream)
         return self.cancel(before)
+
+    def _prepare(self, stream: Stream) -> list[Action]:
+        """Uploads the images of an answer first, then asks for it."""
+        if not stream.pictures:
+            return self._request(stream)
+        if stream.conversation is not None:
+            stream.conversation.speaking = stream
+        self._uploads.add(stream, stream.pictures)
+        return self._upload()
+
+    def _upload(self) -> list[Action]:
+        upload, due = self._uploads.due()
+        return [action for message in due if upload for action in self._request(UploadCall(message, upload))]
+
+    def _uploaded(self, call: UploadCall, message: Message) -> list[Action]:
+        del self._pending[call.message.id]
+        if not isinstance(message, messages.Image):
+            return self._upload_failed(call, _unexpected(call.message, message))
+        ready = self._uploads.answered(call.upload, call.message, message)
+        return [action for stream in ready for action in self._request(stream)] + self._upload()
+
+    def _upload_failed(self, call: UploadCall, error: XlmError) -> list[Action]:
+        self._pending.pop(call.message.id, None)
+        if error.code == "unknown_type":
+            error = ImageError("this broker takes no images", code="vision_unavailable")
+        actions: list[Action] = []
+        for stream in self._uploads.refused(call.upload, again=error.code in _UPLOAD_AGAIN):
+            stream.fail(_again(error))
+            actions += self._go_on(stream.conversation)
+        return actions + self._upload()
 
     def _request(self, call: Call) -> list[Action]:
         try:
@@ -428,6 +486,8 @@ class Connection:
         call = self._pending.get(message.id)
         if call is None:
             return []  # PONG, OK to a CANCEL, or something nobody waits for any more
+        if isinstance(call, UploadCall):
+            return self._uploaded(call, message)
         if isinstance(message, messages.Session):
             self._opened(call, message)
         call.take(message)
@@ -467,6 +527,12 @@ class Connection:
         call = self._pending.get(request_id)
         if call is None:
             return []
+        if isinstance(call, UploadCall):
+            return self._upload_failed(call, error)
+        if isinstance(call, Stream) and error.code == "image_unknown" and not call.repeated:
+            call.repeated = True
+            del self._pending[request_id]
+            return self._prepare(call)
         if isinstance(error, RequestError) and error.code not in _LEASE_CODES:
             self.wishes.refused(call)
             if call.restores:
@@ -494,16 +560,16 @@ class Connection:
         self._pending.pop(call.message.id, None)
         self._restoring.discard(call.message.id)
         self._ready_if_restored()
-        return self._next_answers(call.conversation) if isinstance(call, Stream) else []
+        return self._go_on(call.conversation) if isinstance(call, Stream) else []
 
-    def _next_answers(self, conversation: Conversation | None) -> list[Action]:
+    def _go_on(self, conversation: Conversation | None) -> list[Action]:
         if conversation is None or not conversation.held:
             return []
         held, conversation.held = conversation.held, []
-        return [action for stream in held for action in self._request(stream)]
+        return [action for stream in held for action in self._prepare(stream)]
 
     def _fail_pending(self, error: XlmError) -> None:
-        calls: list[Call] = list(self._pending.values())
+        calls: list[Call] = [*self._pending.values(), *self._uploads.clear()]
         for conversation in self.conversations:
             calls += conversation.held
             conversation.held = []

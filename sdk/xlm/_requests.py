@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, TypeVar, cast
 
 from xlm import _sizes
+from xlm._images import ImageSource, pictures
+from xlm._uploads import Picture
 from xlm.errors import BudgetError, GenerationError, ProtocolError, XlmError
 from xlm.protocol import codec, messages
 from xlm.protocol.messages import Message
@@ -37,6 +39,7 @@ class SayOptions(TypedDict, total=False):
     grammar: str
     json_schema: JsonSchema
     priority: int
+    images: Sequence[ImageSource]
 
 
 _SAMPLING = frozenset(messages.Sampling.__struct_fields__) - {"json_schema"}
@@ -58,9 +61,14 @@ def open_session(system: str, overflow: Overflow, resume: str) -> messages.OpenS
     return _checked(messages.OpenSession(system=system, overflow=overflow, resume=resume), ProtocolError)
 
 
-def say(session_id: str, text: str, options: SayOptions) -> messages.Say:
-    """Raises GenerationError (``sampling_invalid``, ``grammar_invalid``) or ProtocolError (``frame_too_large``)."""
+def say(session_id: str, text: str, options: SayOptions) -> tuple[messages.Say, list[Picture]]:
+    """The message, and the images to be uploaded before it.
+
+    Raises GenerationError (``sampling_invalid``, ``grammar_invalid``), ProtocolError (``frame_too_large``), ImageError.
+    """
     given: dict[str, Any] = dict(options)
+    images = pictures(given.pop("images", ()))
+    given["images"] = [picture.key for picture in images]
     sampling = {name: given.pop(name) for name in list(given) if name in _SAMPLING}
     sampling["json_schema"] = _schema(given.pop("json_schema", ""))
     if sampling["json_schema"] and sampling.get("grammar"):
@@ -71,7 +79,7 @@ def say(session_id: str, text: str, options: SayOptions) -> messages.Say:
         message = messages.Say(session_id=session_id, text=text, sampling=messages.Sampling(**sampling), **given)
     except TypeError:
         raise TypeError(f"say() knows no option {_unknown(given)}") from None
-    return _checked(message, GenerationError)
+    return _checked(message, GenerationError), images
 
 
 def _unknown(given: dict[str, Any]) -> str:

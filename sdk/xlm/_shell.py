@@ -122,7 +122,8 @@ class BaseClient:
     def _stream(self, conversation: Conversation, text: str, options: SayOptions) -> Stream:
         if conversation.lost is not None:
             raise conversation.lost
-        stream = Stream(say(conversation.session_id, text, options), conversation)
+        message, pictures = say(conversation.session_id, text, options)
+        stream = Stream(message, conversation, pictures)
         self._link.submit(stream)
         if stream.error is not None:  # there is no connection, which is known now
             raise stream.error

@@ -24,6 +24,7 @@ class Status(Mapping[str, Any]):
     clients: list[dict[str, Any]] = field(default_factory=list)
     sessions: list[dict[str, Any]] = field(default_factory=list)
     throughput: dict[str, Any] = field(default_factory=dict)
+    vision: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_message(cls, message: messages.Status) -> Status:

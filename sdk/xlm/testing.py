@@ -41,6 +41,7 @@ from xlm._sizes import format_size
 from xlm._transport import Waker
 from xlm.errors import ProtocolError
 from xlm.protocol import codec, messages
+from xlm.protocol.images import upload_key
 from xlm.protocol.messages import Message, Say
 
 Answer = str | Sequence[str] | Callable[[str], str | Sequence[str]]
@@ -74,6 +75,8 @@ class _Memory:
     greeted: set[bytes] = field(default_factory=set)  # peers that have said HELLO
     sessions: dict[str, str] = field(default_factory=dict)  # session id -> client name
     speeches: dict[tuple[bytes, int], _Speech] = field(default_factory=dict)
+    images: dict[str, bytes] = field(default_factory=dict)  # whole ones, by key
+    uploads: dict[str, tuple[messages.ImageBegin, bytearray]] = field(default_factory=dict)
 
 
 class FakeBroker:
@@ -133,6 +136,17 @@ class FakeBroker:
             leases = list(self._memory.leases.values())
         free = self.device_bytes - sum(lease.reserved_bytes for lease in leases)
         return max(0, min([free, *(lease.cap_bytes for lease in leases if lease.cap_bytes is not None)]))
+
+    @property
+    def images(self) -> dict[str, bytes]:
+        """The images that were uploaded, by the keys that ``say`` requests name: bytes as they were sent."""
+        with self._lock:
+            return dict(self._memory.images)
+
+    def forget_images(self) -> None:
+        """As a broker that needed the room: the next ``say`` with images uploads them again."""
+        with self._lock:
+            self._memory.images.clear()
 
     def wait_for(self, kind: type[R], count: int = 1, timeout: float = _WAIT_S) -> R:
         """Waits until ``count`` requests of a kind have come; returns the last of them. Raises TimeoutError."""
@@ -387,9 +401,38 @@ class FakeBroker:
             self._refuse(lease.peer, request.id, "session_unknown", f"no session {request.session_id!r}")
         elif self._speeches_of(request.session_id):
             self._refuse(lease.peer, request.id, "session_busy", "an answer is in progress")
+        elif not set(request.images) <= set(self._memory.images):
+            self._refuse(lease.peer, request.id, "image_unknown", "an image was not uploaded")
         else:
             pieces = iter(_pieces(self.answer, request.text))
             self._memory.speeches[lease.peer, request.id] = _Speech(lease.peer, request, pieces)
+
+    def _on_image_begin(self, lease: _Lease, request: messages.ImageBegin) -> None:
+        known = request.key in self._memory.images
+        if not known:
+            self._memory.uploads[request.key] = request, bytearray()
+        self._send(lease.peer, messages.Image(key=request.key, ready=known), request)
+
+    def _on_image_chunk(self, lease: _Lease, request: messages.ImageChunk) -> None:
+        layout, data = self._memory.uploads.get(request.key, (None, bytearray()))
+        if layout is None:
+            self._refuse(lease.peer, request.id, "image_unknown", "no such upload was begun")
+        elif request.offset != len(data):
+            self._refuse(lease.peer, request.id, "image_upload_invalid", f"the next byte is {len(data)}")
+        else:
+            data += request.data
+            self._send(lease.peer, messages.Image(key=request.key, received_bytes=len(data)), request)
+
+    def _on_image_end(self, lease: _Lease, request: messages.ImageEnd) -> None:
+        layout, data = self._memory.uploads.pop(request.key, (None, bytearray()))
+        if layout is None:
+            self._refuse(lease.peer, request.id, "image_unknown", "no such upload was begun")
+        elif len(data) != layout.total_bytes or upload_key(layout, data) != request.key:
+            self._refuse(lease.peer, request.id, "image_hash_mismatch", "other bytes than those of the key came")
+        else:
+            self._memory.images[request.key] = bytes(data)
+            answer = messages.Image(key=request.key, received_bytes=len(data), ready=True)
+            self._send(lease.peer, answer, request)
 
     def _on_cancel(self, lease: _Lease, request: messages.Cancel) -> None:
         speech = self._memory.speeches.get((lease.peer, request.say_id))
@@ -412,6 +455,7 @@ class FakeBroker:
             clients=[self._client_status(key, one) for key, one in self._memory.leases.items()],
             sessions=[{"session_id": key, "client": name} for key, name in self._memory.sessions.items()],
             throughput={"tokens_per_s": 0.0},
+            vision={"available": True, "images": len(self._memory.images)},
         )
         self._send(lease.peer, status, request)
 

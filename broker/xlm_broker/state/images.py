@@ -162,16 +162,15 @@ class Images:
 
     def _room_for(self, lease_id: str, request: messages.ImageBegin) -> XlmError | None:
         limits, pinned = self._core.settings.limits, self._pinned()
-        uploads = sum(1 for owner, _ in self.uploads if owner == lease_id)
-        if uploads >= limits.max_uploads:
-            return from_code("image_store_full", f"{uploads} uploads are unfinished")
+        while sum(owner == lease_id for owner, _ in self.uploads) >= limits.max_uploads:
+            self._give_up_oldest(lease_id)  # given up by its client, most likely
         while self._held_bytes(lease_id) + request.total_bytes > limits.max_client_image_bytes or (
             sum(lease_id in picture.owners for picture in self.pictures.values()) >= limits.max_client_images
         ):
-            if not self._evict(pinned, lease_id):
+            if not self._evict(pinned, lease_id) and not self._give_up_oldest(lease_id):
                 return from_code("image_store_full", f"this client holds {self._held_bytes(lease_id)} bytes of images")
         while self.stored_bytes + request.total_bytes > limits.max_image_store_bytes:
-            if not self._evict(pinned, None):
+            if not self._evict(pinned, None) and not self._give_up_oldest(lease_id):
                 return from_code("image_store_full", f"the store holds {self.stored_bytes} bytes of images")
         return None
 
@@ -189,6 +188,13 @@ class Images:
         owners.clear() if lease_id is None else owners.discard(lease_id)
         self._drop_if_loose(key, pinned)
         return True
+
+    def _give_up_oldest(self, lease_id: str) -> bool:
+        """Of the client's unfinished uploads. False: there is none."""
+        oldest = next((key for owner, key in self.uploads if owner == lease_id), None)
+        if oldest is not None:
+            self._drop_upload(lease_id, oldest)
+        return oldest is not None
 
     def _drop_if_loose(self, key: str, pinned: set[str]) -> None:
         if self.pictures[key].owners:

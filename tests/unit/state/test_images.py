@@ -158,8 +158,8 @@ def test_begin_without_end_and_a_disconnect_leave_nothing() -> None:
         image = begin(bytes([number]) * 1000)
         made.image(b"game", image)
         made.image(b"game", messages.ImageChunk(key=image.key, offset=0, data=bytes([number]) * 999))
-    assert code(made.image(b"game", begin(b"one more"))) == "image_store_full"
-    assert made.images.held_bytes == 16 * 999
+    assert progress(made.image(b"game", begin(b"one more"))) == (0, False)  # in the place of the oldest
+    assert made.images.held_bytes == 15 * 999
     made.advance(4000 * MS)  # no heartbeat: the lease ends
     assert made.images.held_bytes == 0
     assert made.status().vision["image_bytes"] == 0
@@ -167,8 +167,20 @@ def test_begin_without_end_and_a_disconnect_leave_nothing() -> None:
 
 def test_announced_bytes_are_counted_before_they_come() -> None:
     made = world(max_client_image_bytes=100, max_image_bytes=80)
-    assert progress(made.image(b"game", begin(bytes(60)))) == (0, False)
-    assert code(made.image(b"game", begin(bytes(59)))) == "image_store_full"
+    key = made.upload(b"game", b"a" * 41)
+    finish(made, made.say(b"game", made.open(), images=[key]))
+    assert code(made.image(b"game", begin(bytes(60)))) == "image_store_full"
+    assert progress(made.image(b"game", begin(bytes(59)))) == (0, False)
+    assert made.status().vision["image_bytes"] == 100
+    assert made.images.held_bytes == 41
+
+
+def test_an_unfinished_upload_makes_room_for_the_next() -> None:
+    made = world(max_client_image_bytes=100, max_image_bytes=80)
+    given_up = begin(bytes(60))
+    made.image(b"game", given_up)
+    assert progress(made.image(b"game", begin(bytes(59)))) == (0, False)
+    assert code(made.image(b"game", messages.ImageEnd(key=given_up.key))) == "image_unknown"
 
 
 def test_what_was_used_longest_ago_goes_first() -> None:
