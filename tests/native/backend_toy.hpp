@@ -105,8 +105,16 @@ inline xlm_stats stats() {
 
 inline void set_placements(const std::vector<uint8_t> & placement, uint64_t ring_bytes, uint64_t reserve_bytes = 0) {
     const xlm_tier_schedule tier{sizeof(xlm_tier_schedule), UINT32_MAX, placement.data(), 0};
-    const xlm_schedule schedule{
-        sizeof(xlm_schedule), 1, &tier, static_cast<uint32_t>(placement.size()), nullptr, ring_bytes, reserve_bytes, 7, nullptr, 0};
+    const xlm_schedule schedule{sizeof(xlm_schedule),
+                                1,
+                                &tier,
+                                static_cast<uint32_t>(placement.size()),
+                                nullptr,
+                                ring_bytes,
+                                reserve_bytes,
+                                7,
+                                nullptr,
+                                0};
     CHECK_EQ(xlm_device_set_schedule(&schedule), XLM_OK);
 }
 

@@ -30,7 +30,7 @@ def test_every_exported_function_of_the_headers_is_declared() -> None:
 
 def test_structs_have_their_size_and_only_plain_fields() -> None:
     memory = sized("xlm_memory")
-    assert memory.struct_size == _load.ffi().sizeof("xlm_memory") == 88
+    assert memory.struct_size == _load.ffi().sizeof("xlm_memory") == 104
     assert set(fields(memory)) == set(xlm_native.Memory.__dataclass_fields__)
     assert "reserved0" not in fields(memory)
 

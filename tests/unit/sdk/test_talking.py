@@ -266,6 +266,7 @@ def test_status_reads_both_ways(client: xlm.Client) -> None:
         "clients",
         "sessions",
         "throughput",
+        "vision",
     }
     with pytest.raises(KeyError):
         status["nothing"]

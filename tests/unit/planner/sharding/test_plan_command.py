@@ -203,7 +203,8 @@ def test_a_budget_below_the_minimum_says_so_and_why(here: Path) -> None:
     assert not found["uses_device"]
     assert found["minimum_bytes"] > 10 << 10
     text = output([a for a in here_arguments(here, budget="10KiB") if a != "--json"])
-    assert f"10240 bytes are below the minimum of {found['minimum_bytes']} (scratch" in text
+    assert "0.00 MiB are below the minimum of " in text
+    assert f"({found['minimum_bytes']} bytes)" in text
     error = failure(here_arguments(here, "--require-device", budget="10KiB"))
     assert isinstance(error, BudgetError)
     assert error.code == "budget_infeasible"
