@@ -1,8 +1,10 @@
 #include "sim/memory.hpp"
+#include "sim/page_pool.hpp"
 
 #include "check.hpp"
 
 using xlm::sim::DeviceMemory;
+using xlm::sim::PagePool;
 
 TEST(the_cap_is_hard) {
     DeviceMemory memory;
@@ -98,6 +100,38 @@ TEST(reset_keeps_what_is_used) {
     CHECK_EQ(memory.use().peak_bytes, 300u);
     CHECK_EQ(memory.use().n_alloc, 0u);
     memory.release(a);
+}
+
+TEST(freed_pages_are_given_to_the_next_allocation_of_their_size) {
+    PagePool pool(std::chrono::hours(1));
+    auto * pages = static_cast<unsigned char *>(pool.take(8192));
+    REQUIRE(pages);
+    pages[8191] = 7;
+    pool.give(pages, 8192);
+    CHECK_EQ(pool.kept_bytes(), 8192u);
+    void * other = pool.take(4096);
+    CHECK(other != pages);
+    CHECK_EQ(pool.take(8192), static_cast<void *>(pages));
+    CHECK_EQ(int(pages[8191]), 7);
+    CHECK_EQ(pool.kept_bytes(), 0u);
+    pool.give(pages, 8192);
+    pool.give(other, 4096);
+}
+
+TEST(pages_beyond_what_may_be_kept_go_back_to_the_system) {
+    PagePool pool(std::chrono::hours(1));
+    void * first = pool.take(8192);
+    void * second = pool.take(4096);
+    REQUIRE(first && second);
+    pool.give(first, 8192);
+    pool.give(second, 4096);
+    pool.keep_at_most(12288);
+    CHECK_EQ(pool.kept_bytes(), 12288u);
+    pool.keep_at_most(5000); // the oldest goes; the thread unmaps it in its own time
+    while (pool.kept_bytes() > 4096)
+        std::this_thread::yield();
+    CHECK_EQ(pool.take(4096), second);
+    pool.give(second, 4096);
 }
 
 XLM_TEST_MAIN

@@ -1,6 +1,7 @@
 // Exact mode: one worker thread per stream runs its commands in order; ggml-cpu computes.
 #include "buffer.hpp"
 #include "cost_model.hpp"
+#include "priority.hpp"
 #include "snapshot.hpp"
 
 #include "ggml-cpu.h"
@@ -74,7 +75,8 @@ private:
     std::deque<Command> queue_;
     bool busy_ = false;
     bool stop_ = false;
-    std::thread worker_; // last: it uses all of the above
+    bool stepped_back_ = false; // the worker's own
+    std::thread worker_;        // last: it uses all of the above
 };
 
 void ExactStream::run() {
@@ -138,6 +140,8 @@ ggml_status ExactStream::compute(const ggml_cgraph & graph) try {
 }
 
 void ExactStream::compute_now(GraphSnapshot & snapshot) {
+    if (!stepped_back_) step_back(); // before the OpenMP threads start, which inherit it
+    stepped_back_ = true;
     const std::lock_guard<std::mutex> one_at_a_time(device_.compute_mutex);
     const ns_t begin_ns = now_ns();
     ggml_backend_cpu_set_n_threads(cpu_.get(), n_threads_);

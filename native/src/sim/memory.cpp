@@ -1,14 +1,11 @@
 #include "memory.hpp"
 
-#include "reaper.hpp"
+#include "page_pool.hpp"
 
 #include <algorithm>
 #include <cstring>
 
-#if defined(_WIN32)
-#define WIN32_LEAN_AND_MEAN
-#include <windows.h>
-#else
+#if defined(__linux__)
 #include <sys/mman.h>
 #endif
 
@@ -18,33 +15,12 @@ namespace {
 
 using Lock = std::lock_guard<std::mutex>;
 
-// Pages come when touched and go soon after they are freed, so that the process'
-// own memory follows what the device holds. Fresh pages read as zero.
-#if defined(_WIN32)
-void * map_pages(size_t bytes) {
-    return VirtualAlloc(nullptr, bytes, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
-}
-void unmap_pages(void * base, size_t) {
-    VirtualFree(base, 0, MEM_RELEASE);
-}
-void zero_pages(void * base, size_t bytes) {
-    std::memset(base, 0, bytes);
-}
-#else
-void * map_pages(size_t bytes) {
-    void * base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return base == MAP_FAILED ? nullptr : base;
-}
-void unmap_pages(void * base, size_t bytes) {
-    Reaper::get().take(base, bytes);
-}
 void zero_pages(void * base, size_t bytes) {
 #if defined(__linux__)
     if (madvise(base, bytes, MADV_DONTNEED) == 0) return;
 #endif
     std::memset(base, 0, bytes);
 }
-#endif
 
 } // namespace
 
@@ -65,7 +41,7 @@ bool DeviceMemory::admit(size_t bytes) {
 
 void * DeviceMemory::allocate(size_t bytes) {
     const Lock lock(mutex_);
-    void * base = admit(bytes) ? map_pages(bytes) : nullptr;
+    void * base = admit(bytes) ? PagePool::get().take(bytes) : nullptr;
     if (!base) {
         use_.n_alloc_failed++;
         return nullptr;
@@ -74,6 +50,7 @@ void * DeviceMemory::allocate(size_t bytes) {
     use_.n_alloc++;
     use_.used_bytes += bytes;
     use_.peak_bytes = std::max(use_.peak_bytes, use_.used_bytes);
+    keep_within_cap();
     return base;
 }
 
@@ -81,15 +58,22 @@ void DeviceMemory::release(void * base) {
     const Lock lock(mutex_);
     const auto block = blocks_.find(base);
     if (block == blocks_.end()) return;
-    unmap_pages(block->first, block->second);
+    PagePool::get().give(block->first, block->second);
     use_.used_bytes -= block->second;
     blocks_.erase(block);
+    keep_within_cap();
+}
+
+// Host pages in use and kept are together never more than the device has.
+void DeviceMemory::keep_within_cap() {
+    PagePool::get().keep_at_most(use_.cap_bytes - std::min(use_.cap_bytes, use_.used_bytes));
 }
 
 bool DeviceMemory::set_cap(uint64_t cap_bytes) {
     const Lock lock(mutex_);
     if (cap_bytes < use_.used_bytes) return false;
     use_.cap_bytes = cap_bytes;
+    keep_within_cap();
     return true;
 }
 

@@ -33,6 +33,7 @@ public:
 
 private:
     bool admit(size_t bytes);
+    void keep_within_cap();
 
     mutable std::mutex mutex_;
     MemoryUse use_;
