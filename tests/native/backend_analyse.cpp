@@ -129,6 +129,40 @@ void test_lifetimes_leave_room_for_fused_kernels() {
     }
 }
 
+// Of a cache only the cells that are read count, however large it is.
+struct Cached : Chain {
+    State cache;
+    ggml_tensor *cells, *stored, *rows;
+
+    Cached() {
+        ggml_context * c = context.get();
+        cells = ggml_new_tensor_2d(c, GGML_TYPE_F32, 8, 64);
+        cache.tensor = cells;
+        rows = ggml_new_tensor_1d(c, GGML_TYPE_I64, 3);
+        stored = ggml_set_rows(c, cells, mul_b, rows);
+        ggml_tensor * seen = ggml_view_2d(c, cells, 8, 16, cells->nb[1], 4 * cells->nb[1]);
+        graph = ggml_new_graph(c);
+        ggml_build_forward_expand(graph, stored);
+        ggml_build_forward_expand(graph, ggml_mul_mat(c, seen, mul_b));
+    }
+    RootClass classify(const ggml_tensor * root, Weight *& weight, State *& state) override {
+        if (root != cells) return Chain::classify(root, weight, state);
+        state = &cache;
+        return RootClass::state;
+    }
+};
+
+void test_reads_of_a_state() {
+    Cached chain;
+    const GraphInfo info = analyse_graph(*chain.graph, chain);
+    const std::vector<ByteRange> & reads = root_of(info, chain.cells).reads.ranges();
+    const size_t row = chain.cells->nb[1];
+    CHECK_EQ(reads.size(), size_t{1});
+    CHECK(reads[0] == (ByteRange{4 * row, 20 * row}));
+    CHECK_EQ(info.state_writes.size(), size_t{1});
+    CHECK(info.state_writes[0].ids == chain.rows);
+}
+
 } // namespace
 
 int main() {
@@ -137,5 +171,6 @@ int main() {
     test_escapes_are_sinks_and_outputs();
     test_pieces_keep_what_others_read();
     test_lifetimes_leave_room_for_fused_kernels();
+    test_reads_of_a_state();
     std::puts("ok");
 }

@@ -6,6 +6,7 @@
 #include "backend/errors.hpp"
 #include "backend/gate.hpp"
 #include "backend/ledger.hpp"
+#include "backend/pace.hpp"
 #include "backend/range_set.hpp"
 #include "backend/ring_alloc.hpp"
 #include "backend/schedule.hpp"
@@ -102,6 +103,60 @@ void test_ranges_join_and_cover() {
         for (size_t b = 0; b < bytes.size(); b++)
             CHECK(!bytes[b] || covered[b]);
     }
+}
+
+// What is taken is exactly what was in both; only a set that would hold too many ranges gives more away.
+void test_taken_ranges_leave_the_set() {
+    std::mt19937 random(4);
+    for (int round = 0; round < 300; round++) {
+        RangeSet set, wanted;
+        std::vector<int> have(600, 0), want(600, 0), left(600, 0), got(600, 0);
+        const auto mark = [](const RangeSet & from, std::vector<int> & bytes) {
+            for (const ByteRange & range : from.ranges())
+                std::fill(bytes.begin() + static_cast<long>(range.begin), bytes.begin() + static_cast<long>(range.end),
+                          1);
+        };
+        for (int i = 0; i < 20; i++) {
+            const size_t a = random() % 580, b = random() % 580;
+            set.add({a, a + random() % 20});
+            wanted.add({b, b + random() % 20});
+        }
+        mark(set, have);
+        mark(wanted, want);
+        mark(set.take(wanted), got);
+        mark(set, left);
+        for (size_t i = 0; i < have.size(); i++) {
+            CHECK_EQ(got[i], have[i] && want[i]);
+            CHECK_EQ(left[i], have[i] && !want[i]);
+        }
+    }
+    RangeSet full, holes;
+    for (size_t i = 0; i < RangeSet::kMaxRanges; i++)
+        full.add({i * 10, i * 10 + 9});
+    holes.add({4, 5});
+    CHECK(full.take(holes).ranges()[0] == (ByteRange{0, 9}));
+    CHECK(full.take(holes).empty());
+    CHECK_EQ(full.ranges().size(), RangeSet::kMaxRanges - 1);
+}
+
+void test_pace_follows_what_it_is_told() {
+    Pace pace;
+    CHECK_EQ(pace.predict_ns(1000), uint64_t{0});
+    CHECK_EQ(pace.cost_within(1000), UINT64_MAX);
+    pace.learn(0, 5);
+    pace.learn(100, 200);
+    CHECK_EQ(pace.predict_ns(50), uint64_t{100});
+    CHECK_EQ(pace.cost_within(100), uint64_t{50});
+    for (int i = 0; i < 200; i++)
+        pace.learn(100, 800);
+    CHECK(pace.predict_ns(100) >= 790 && pace.predict_ns(100) <= 800);
+    Pace guess(2.0);
+    CHECK_EQ(guess.predict_ns(10), uint64_t{20});
+    guess.learn(10, 10); // what was measured replaces a guess
+    CHECK_EQ(guess.predict_ns(10), uint64_t{10});
+    StepPaces paces;
+    CHECK(&paces.of(0) == &paces.of(1) && &paces.of(2) == &paces.of(3) && &paces.of(1) != &paces.of(2));
+    CHECK(&paces.of(UINT32_MAX) == &paces.of(1U << 31));
 }
 
 void test_ledger_refuses_a_byte_too_much() {
@@ -244,6 +299,8 @@ void test_gate_serves_every_request() {
 int main() {
     test_classes();
     test_ranges_join_and_cover();
+    test_taken_ranges_leave_the_set();
+    test_pace_follows_what_it_is_told();
     test_ledger_refuses_a_byte_too_much();
     test_ring_never_overlaps();
     test_scratch_shares_only_dead_bytes();

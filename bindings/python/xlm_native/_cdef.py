@@ -129,6 +129,7 @@ uint64_t expert_bytes_uploaded;
 uint64_t expert_bytes_saved;
 uint64_t expert_passes;
 uint64_t expert_whole;
+uint64_t sublayer_ns_max;
 } xlm_stats;
 enum xlm_expert_mode {
 XLM_EXPERTS_UNKNOWN = 0,

@@ -174,6 +174,7 @@ typedef struct xlm_stats {
     uint64_t expert_bytes_saved;          /* what streaming the whole tensors would have moved beyond that */
     uint64_t expert_passes;               /* groups of experts that went through the window */
     uint64_t expert_whole;                /* sub-layers planned with whole tensors though the schedule streams them: see xlm_expert_info.mode */
+    uint64_t sublayer_ns_max;             /* longest time one sub-layer took on the device; what a reclaim may have to wait for */
 } xlm_stats;
 
 /* How an experts sub-layer was planned last. */

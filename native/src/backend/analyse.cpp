@@ -82,7 +82,16 @@ private:
         const Root & data = info_.roots[static_cast<size_t>(root)];
         if (data.cls == RootClass::foreign) entry.cpu_only = true;
         if (data.cls == RootClass::weight) read_weight(i, *data.weight);
-        if (data.cls == RootClass::state && data.state->sublayer && !owners_[static_cast<size_t>(i)])
+        if (data.cls == RootClass::state) read_state(i, source, root);
+    }
+
+    void read_state(int i, const ggml_tensor * source, int root) {
+        Root & data = info_.roots[static_cast<size_t>(root)];
+        const ggml_tensor * node = graph_.nodes[i];
+        const size_t begin = source->view_src ? source->view_offs : 0;
+        const bool target = node->op == GGML_OP_SET_ROWS && source == node->src[2]; // only written to
+        if (!target) data.reads.add({begin, begin + ggml_nbytes(source)});
+        if (data.state->sublayer && !owners_[static_cast<size_t>(i)])
             owners_[static_cast<size_t>(i)] = data.state->sublayer;
     }
 

@@ -39,6 +39,7 @@ struct Root {
     bool escapes = false; // somebody reads it after the graph
     bool written = false; // by a node of this graph
     uint64_t device_bytes = 0;
+    RangeSet reads; // of a state: the bytes that nodes of this graph read
 };
 
 struct Node {

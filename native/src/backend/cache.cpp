@@ -53,16 +53,12 @@ bool Cache::place_ring(uint64_t bytes, uint64_t largest_piece_bytes) {
     return ok;
 }
 
-bool Cache::upload_resident(Stream stream, SubLayer & sublayer) {
+bool Cache::point_at_copy(SubLayer & sublayer) {
     for (auto & weight : sublayer.weights) {
         weight->shadow.buffer = sublayer.copy.get();
         weight->shadow.data = sublayer.copy.base() + weight->offset;
         if (inner_.needs_padding(weight->tensor) && !inner_.init_tensor(&weight->shadow)) return false;
-        const size_t bytes = ggml_nbytes(weight->tensor);
-        if (!inner_.set(stream, &weight->shadow, weight->tensor->data, 0, bytes)) return false;
-        stats_.bytes_resident_uploaded += bytes;
     }
-    sublayer.uploaded = true;
     return true;
 }
 

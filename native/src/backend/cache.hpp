@@ -26,8 +26,8 @@ public:
     bool place_scratch(uint64_t bytes);
     bool place_ring(uint64_t bytes, uint64_t largest_piece_bytes);
 
-    // Queues the copy of a placed sub-layer. The stream must be synchronized, or be the one that uses it.
-    bool upload_resident(Stream stream, SubLayer & sublayer);
+    // Points the shadows of a placed sub-layer at its copy, which is to be filled now.
+    bool point_at_copy(SubLayer & sublayer);
 
     // Drops copies in the fixed order until used <= budget. Nothing is in flight and nothing
     // on the device is newer than the host.

@@ -50,7 +50,7 @@ void check_config(const xlm_device_config & config) {
 void take_config(Core & core, const xlm_device_config & config) {
     core.n_threads = config.n_threads;
     core.max_in_flight_decode = config.max_sublayers_in_flight_decode ? config.max_sublayers_in_flight_decode : 16;
-    core.max_in_flight_prefill = config.max_sublayers_in_flight_prefill ? config.max_sublayers_in_flight_prefill : 1;
+    core.max_in_flight_prefill = config.max_sublayers_in_flight_prefill ? config.max_sublayers_in_flight_prefill : 16;
     core.ledger.set_budget(config.budget_bytes);
 }
 
@@ -352,6 +352,7 @@ xlm_status xlm_device_stats(xlm_stats * stats) {
         result.expert_bytes_saved = from.expert_bytes_saved.get();
         result.expert_passes = from.expert_passes.get();
         result.expert_whole = from.expert_whole.get();
+        result.sublayer_ns_max = from.sublayer_ns_max.get();
         write_struct(stats, result);
         return XLM_OK;
     });

@@ -62,12 +62,13 @@ void Core::apply(const Schedule & taken) {
     cache.changed();
 }
 
-bool Core::settle_one(SubLayer & sublayer, uint64_t reserve_bytes) {
+// False: the device or the budget refuses, or a reclaim came between; the copy is not whole then.
+bool Core::settle_one(SubLayer & sublayer, uint64_t reserve_bytes, WorkAhead & ahead) {
     if (!cache.place_resident(sublayer, reserve_bytes)) return false;
     cache.changed();
-    if (cache.upload_resident(Stream::upload, sublayer) && inner.synchronize(Stream::upload)) return true;
-    lose_device();
-    return false;
+    const WorkAhead::Fed fed = ahead.upload(cache, sublayer, gate);
+    if (fed == WorkAhead::Fed::lost || !ahead.finish()) lose_device();
+    return fed == WorkAhead::Fed::done && !inner.lost();
 }
 
 // A step cut up between device and CPU may need more scratch than a whole one. What it took must not keep out the very
@@ -104,13 +105,16 @@ bool Core::settle(uint64_t max_bytes) {
         return a_small != b_small ? a_small : a->rank < b->rank;
     });
     uint64_t uploaded_bytes = 0;
+    WorkAhead ahead(inner, stats, Stream::upload, upload_pace);
     for (SubLayer * sublayer : wanted) {
         if (sublayer->uploaded) continue;
         if (uploaded_bytes > 0 && uploaded_bytes + sublayer->device_bytes > max_bytes) return true;
         // What does not fit is left to the schedule's fallback; smaller ones behind it may fit.
-        if (settle_one(*sublayer, schedule.reserve_bytes)) uploaded_bytes += sublayer->device_bytes;
+        if (settle_one(*sublayer, schedule.reserve_bytes, ahead)) uploaded_bytes += sublayer->device_bytes;
         if (inner.lost()) return false;
+        if (!gate.requested()) continue;
         gate.serve_requests(); // nothing is in flight: a reclaim need not wait for the rest
+        return true;
     }
     return false;
 }

@@ -10,6 +10,7 @@
 #include "schedule.hpp"
 #include "stats.hpp"
 #include "trace.hpp"
+#include "work_ahead.hpp"
 
 #include <memory>
 #include <mutex>
@@ -30,7 +31,10 @@ struct Core {
     std::atomic<bool> opened{false};
     std::atomic<bool> abort_step{false};
     std::atomic<uint32_t> n_threads{0}; // 0: what llama.cpp asks for
-    std::atomic<uint32_t> max_in_flight_decode{16}, max_in_flight_prefill{1};
+    std::atomic<uint32_t> max_in_flight_decode{16}, max_in_flight_prefill{16};
+    // What work and copies take; belong to the holder of exec_mutex. The first guess is a slow link.
+    StepPaces step_paces;
+    Pace upload_pace{0.25};
 
     // Schedule: `next` is handed over under its mutex; `schedule` belongs to the holder of exec_mutex.
     std::mutex schedule_mutex;
@@ -48,7 +52,7 @@ struct Core {
 
 private:
     void apply(const Schedule & schedule);
-    bool settle_one(SubLayer & sublayer, uint64_t reserve_bytes);
+    bool settle_one(SubLayer & sublayer, uint64_t reserve_bytes, WorkAhead & ahead);
     bool whole_without_scratch();
 };
 

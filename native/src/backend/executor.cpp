@@ -82,6 +82,12 @@ TraceLabel label_of(const GraphInfo & info, int first, int last) {
     return label;
 }
 
+// Whether segments cut for another pace are still of about the right length.
+bool still_fits(const Plan & plan, const PlanLimits & limits) {
+    const double was = static_cast<double>(plan.max_segment_cost), is = static_cast<double>(limits.max_segment_cost);
+    return is < was * 1.5 && was < is * 1.5;
+}
+
 bool should_abort(void * data) {
     return static_cast<Core *>(data)->abort_step.load(std::memory_order_relaxed);
 }
@@ -95,7 +101,8 @@ uint32_t announced_tokens() {
     return step_tokens;
 }
 
-Executor::Executor(Core & core) : core_(core), cpu_(ggml_backend_cpu_init()) {
+Executor::Executor(Core & core)
+    : core_(core), cpu_(ggml_backend_cpu_init()), ahead_(core.inner, core.stats, Stream::compute, core.upload_pace) {
     if (!cpu_) throw std::bad_alloc();
     ggml_backend_cpu_set_abort_callback(cpu_, should_abort, &core_);
     const uint32_t wanted = core_.n_threads.load();
@@ -136,10 +143,7 @@ ggml_status Executor::run_locked(ggml_cgraph & graph) {
     step.event.n_tokens = n_tokens;
     note_needs(info, n_tokens);
     read_state_rows(graph, info);
-    PlanLimits limits;
-    limits.max_units_in_flight = n_tokens <= 1 ? core_.max_in_flight_decode.load() : core_.max_in_flight_prefill.load();
-    limits.ring_bytes = core_.schedule.ring_bytes;
-    limits.reserve_bytes = core_.schedule.reserve_bytes;
+    const PlanLimits limits = limits_for(n_tokens);
     on_host_.assign(info.roots.size(), 1);
     on_device_.assign(info.roots.size(), 0);
     host_state_changed_ = false;
@@ -158,6 +162,19 @@ ggml_status Executor::run_locked(ggml_cgraph & graph) {
     }
 }
 
+// A graph of many tokens whose pace is not known yet is fed one sub-layer at a time.
+PlanLimits Executor::limits_for(uint32_t n_tokens) {
+    const bool decode = n_tokens <= 1;
+    PlanLimits limits;
+    pace_ = &core_.step_paces.of(n_tokens);
+    limits.max_segment_cost = pace_->cost_within(kQueueNs / 2);
+    limits.max_units_in_flight = decode ? core_.max_in_flight_decode.load() : core_.max_in_flight_prefill.load();
+    if (!decode && limits.max_segment_cost == UINT64_MAX) limits.max_units_in_flight = 1;
+    limits.ring_bytes = core_.schedule.ring_bytes;
+    limits.reserve_bytes = core_.schedule.reserve_bytes;
+    return limits;
+}
+
 ggml_status Executor::run_by_plans(ggml_cgraph & graph, Known & entry, uint32_t tier, const PlanLimits & limits) {
     GraphInfo & info = entry.info;
     bool inputs_saved = false;
@@ -171,7 +188,7 @@ ggml_status Executor::run_by_plans(ggml_cgraph & graph, Known & entry, uint32_t 
         inputs_saved = true;
         epoch_ = plan.epoch;
         const Outcome outcome = run_plan(graph, info, plan, limits);
-        in_flight_.clear();
+        ahead_.forget();
         if (outcome == Outcome::done) return GGML_STATUS_SUCCESS;
         if (outcome == Outcome::lost) return replay(graph, info);
         if (outcome == Outcome::aborted) return GGML_STATUS_ABORTED;
@@ -184,7 +201,7 @@ ggml_status Executor::run_by_plans(ggml_cgraph & graph, Known & entry, uint32_t 
 // Host memory becomes canonical without copying anything.
 void Executor::abandon(const GraphInfo & info) {
     core_.inner.synchronize_all();
-    in_flight_.clear();
+    ahead_.forget();
     core_.cache.ring.forget();
     for (const StateWrite & write : info.state_writes) {
         State & state = *info.roots[static_cast<size_t>(write.root)].state;
@@ -226,8 +243,10 @@ void Executor::note_needs(const GraphInfo & info, uint32_t n_tokens) {
 }
 
 Plan & Executor::plan_for(Known & known, ggml_cgraph & graph, uint32_t tier, int from, const PlanLimits & limits) {
-    for (Plan & plan : known.plans)
-        if (from == 0 && plan.tier == tier && plan.from == 0 && plan.epoch == core_.cache.epoch()) return plan;
+    for (Plan & plan : known.plans) {
+        const bool same = plan.tier == tier && plan.from == 0 && plan.epoch == core_.cache.epoch();
+        if (from == 0 && same && still_fits(plan, limits)) return plan;
+    }
     known.plans.clear(); // anything else is stale
     known.plans.push_back(make_plan(known.info, graph, tier, from, limits, core_.inner, core_.cache));
     return known.plans.back();
@@ -241,6 +260,10 @@ void Executor::read_state_rows(const ggml_cgraph & graph, const GraphInfo & info
         // Layers share their indices: most writes cover the rows of the one before.
         written_ranges(graph.nodes[write.node], write.ids, state_ranges_[w]);
     }
+    for (const Root & root : info.roots)
+        if (root.state) root.state->touched = root.reads;
+    for (size_t w = 0; w < info.state_writes.size(); w++)
+        info.roots[static_cast<size_t>(info.state_writes[w].root)].state->touched.add(state_ranges_[w]);
 }
 
 // -- the CPU ---------------------------------------------------------------------
@@ -295,7 +318,8 @@ ggml_status Executor::replay(ggml_cgraph & graph, const GraphInfo & info) {
 Executor::Outcome Executor::run_plan(ggml_cgraph & graph, const GraphInfo & info, Plan & plan,
                                      const PlanLimits & limits) {
     if (plan.uses_device && !core_.cache.ring.begin(plan.stream_order)) return Outcome::lost;
-    for (const Segment & segment : plan.segments) {
+    for (size_t s = 0; s < plan.segments.size();) {
+        const Segment & segment = plan.segments[s];
         const bool stop = core_.gate.requested() || core_.abort_step.load();
         if (stop || !segment.on_device) {
             if (!canonicalise(info, plan, segment.first)) return Outcome::lost;
@@ -308,7 +332,9 @@ Executor::Outcome Executor::run_plan(ggml_cgraph & graph, const GraphInfo & info
         }
         const Outcome outcome = segment.on_device ? run_device_segment(graph, info, plan, segment, limits)
                                                   : run_cpu_segment(graph, info, plan, segment);
+        if (outcome == Outcome::interrupted) continue; // by a reclaim, before anything of it ran
         if (outcome != Outcome::done) return outcome;
+        s++;
     }
     return canonicalise(info, plan, graph.n_nodes) ? Outcome::done : Outcome::lost;
 }
@@ -337,26 +363,42 @@ Executor::Outcome Executor::run_cpu_segment(ggml_cgraph & graph, const GraphInfo
     return status == GGML_STATUS_ABORTED ? Outcome::aborted : Outcome::failed;
 }
 
-bool Executor::upload_state(State & state) {
-    RangeSet dirty;
+// Only what the graph touches: the rest of a KV cache may be far larger, and is read by nobody.
+WorkAhead::Fed Executor::upload_state(State & state) {
+    RangeSet wanted;
     {
         const std::lock_guard<std::mutex> lock(state.dirty_mutex);
-        std::swap(dirty, state.dirty);
+        wanted = state.dirty.take(state.touched);
     }
-    for (const ByteRange & range : dirty.ranges()) {
-        const char * data = static_cast<const char *>(state.tensor->data) + range.begin;
-        if (!core_.inner.set(Stream::compute, &state.shadow, data, range.begin, range.size())) return false;
+    for (const ByteRange & range : wanted.ranges()) {
+        const WorkAhead::Fed fed = ahead_.upload(state.shadow, state.tensor->data, range.begin, range.end, core_.gate);
+        if (fed != WorkAhead::Fed::done) {
+            for (const ByteRange & again : wanted.ranges())
+                state.mark_dirty(again);
+            return fed;
+        }
         core_.stats.bytes_kv_up += range.size();
     }
-    return true;
+    return WorkAhead::Fed::done;
 }
 
-// Everything the segment reads that the device does not have yet.
-bool Executor::prepare(const GraphInfo & info, Plan & plan, const Segment & segment) {
-    for (SubLayer * sublayer : segment.residents)
-        if (!sublayer->uploaded && !core_.cache.upload_resident(Stream::compute, *sublayer)) return false;
-    for (State * state : segment.states)
-        if (!upload_state(*state)) return false;
+Executor::Outcome Executor::upload_copies(const Segment & segment) {
+    const auto outcome = [](WorkAhead::Fed fed) {
+        return fed == WorkAhead::Fed::interrupted ? Outcome::interrupted : Outcome::lost;
+    };
+    for (SubLayer * sublayer : segment.residents) {
+        if (sublayer->uploaded) continue;
+        const WorkAhead::Fed fed = ahead_.upload(core_.cache, *sublayer, core_.gate);
+        if (fed != WorkAhead::Fed::done) return outcome(fed);
+    }
+    for (State * state : segment.states) {
+        const WorkAhead::Fed fed = upload_state(*state);
+        if (fed != WorkAhead::Fed::done) return outcome(fed);
+    }
+    return Outcome::done;
+}
+
+bool Executor::upload_activations(const GraphInfo & info, Plan & plan, const Segment & segment) {
     for (int r : segment.needs) {
         if (on_device_[static_cast<size_t>(r)]) continue;
         const ggml_tensor * tensor = info.roots[static_cast<size_t>(r)].tensor;
@@ -367,14 +409,25 @@ bool Executor::prepare(const GraphInfo & info, Plan & plan, const Segment & segm
         core_.stats.bytes_activations_up += bytes;
         on_device_[static_cast<size_t>(r)] = 1;
     }
-    return core_.cache.ring.acquire(segment.pieces);
+    return true;
+}
+
+// Everything the segment reads that the device does not have yet.
+Executor::Outcome Executor::prepare(const GraphInfo & info, Plan & plan, const Segment & segment) {
+    const Outcome copies = upload_copies(segment);
+    if (copies != Outcome::done) return copies;
+    const bool ok = upload_activations(info, plan, segment) && core_.cache.ring.acquire(segment.pieces);
+    return ok ? Outcome::done : Outcome::lost;
 }
 
 Executor::Outcome Executor::run_device_segment(ggml_cgraph & graph, const GraphInfo & info, Plan & plan,
                                                const Segment & segment, const PlanLimits & limits) {
     if (core_.trace.on()) core_.inner.label(label_of(info, segment.first, segment.last));
-    if (!bound_in_flight(segment.n_units, limits.max_units_in_flight)) return Outcome::lost;
-    if (!prepare(info, plan, segment) || !submit(graph, segment)) return Outcome::lost;
+    const Outcome prepared = prepare(info, plan, segment);
+    if (prepared != Outcome::done) return prepared;
+    if (!ahead_.make_room(pace_->predict_ns(segment.cost), segment.n_units, limits.max_units_in_flight) ||
+        !submit(graph, segment))
+        return Outcome::lost;
     for (int r : segment.writes) {
         on_device_[static_cast<size_t>(r)] = 1;
         on_host_[static_cast<size_t>(r)] = 0;
@@ -395,9 +448,8 @@ bool Executor::download_rows(State & state, const RangeSet & rows, Stream stream
 // KV rows go home while the next sub-layers compute. State that a replay would read
 // must stay as it was until the graph is through.
 bool Executor::write_back(const GraphInfo & info, const Segment & segment) {
-    const bool at_once = info.replayable && !in_flight_.empty();
-    if (at_once && !segment.state_writes.empty() && !core_.inner.wait(Stream::download, in_flight_.back().event))
-        return false;
+    const bool at_once = info.replayable && ahead_.newest();
+    if (at_once && !segment.state_writes.empty() && !core_.inner.wait(Stream::download, ahead_.newest())) return false;
     for (int w : segment.state_writes) {
         State & state = *info.roots[static_cast<size_t>(info.state_writes[static_cast<size_t>(w)].root)].state;
         const RangeSet & rows = state_ranges_[static_cast<size_t>(w)];
@@ -413,23 +465,7 @@ bool Executor::submit(ggml_cgraph & graph, const Segment & segment) {
     const bool ok = core_.inner.compute(&view);
     unpatch(segment);
     core_.stats.n_segments_device++;
-    if (!ok || !core_.inner.has_events()) return ok && wait_device();
-    in_flight_.push_back({core_.inner.next_event(), segment.n_units});
-    return core_.inner.record(Stream::compute, in_flight_.back().event);
-}
-
-// Work queued ahead delays a reclaim by as much: never more sub-layers than the limit.
-bool Executor::bound_in_flight(uint32_t n_units, uint32_t limit) {
-    uint32_t total = n_units;
-    for (const InFlight & entry : in_flight_)
-        total += entry.n_units;
-    while (!in_flight_.empty() && total > limit) {
-        const Timed timed(core_.stats.ns_wait_device);
-        total -= in_flight_.front().n_units;
-        if (!core_.inner.wait_host(in_flight_.front().event)) return false;
-        in_flight_.pop_front();
-    }
-    return true;
+    return ok && ahead_.submitted(*pace_, segment.cost, segment.n_units);
 }
 
 void Executor::patch(const Segment & segment) {
@@ -460,11 +496,6 @@ void Executor::unpatch(const Segment & segment) {
     }
 }
 
-bool Executor::wait_device() {
-    const Timed timed(core_.stats.ns_wait_device);
-    return core_.inner.synchronize(Stream::compute);
-}
-
 bool Executor::canonicalise(const GraphInfo & info, Plan & plan, int from) {
     if (!core_.inner.present() || plan.shadows.empty()) return true;
     for (size_t r = 0; r < info.roots.size(); r++) {
@@ -482,7 +513,7 @@ bool Executor::canonicalise(const GraphInfo & info, Plan & plan, int from) {
         state.unflushed.clear();
     }
     if (!core_.inner.synchronize(Stream::download)) return false;
-    return wait_device() && core_.inner.healthy();
+    return ahead_.finish() && core_.inner.healthy();
 }
 
 } // namespace xlm

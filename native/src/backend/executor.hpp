@@ -19,7 +19,7 @@ public:
     void set_threads(int n_threads);
 
 private:
-    enum class Outcome { done, replan, lost, aborted, failed };
+    enum class Outcome { done, replan, interrupted, lost, aborted, failed };
 
     // A graph seen before, with the plan it last ran by.
     struct Known {
@@ -34,17 +34,13 @@ private:
         ggml_tensor * view_src;
     };
 
-    struct InFlight {
-        ggml_backend_event_t event;
-        uint32_t n_units;
-    };
-
     ggml_status run_locked(ggml_cgraph & graph);
     ggml_status run_by_plans(ggml_cgraph & graph, Known & known, uint32_t tier, const PlanLimits & limits);
     void abandon(const GraphInfo & info);
     Known & known(const ggml_cgraph & graph);
     uint32_t pick_tier(const GraphInfo & info, uint32_t & n_tokens) const;
     Plan & plan_for(Known & known, ggml_cgraph & graph, uint32_t tier, int from, const PlanLimits & limits);
+    PlanLimits limits_for(uint32_t n_tokens);
     void note_needs(const GraphInfo & info, uint32_t n_tokens);
 
     ggml_status run_on_cpu(ggml_cgraph & graph, int first, int last);
@@ -57,18 +53,18 @@ private:
     Outcome run_device_segment(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment,
                                const PlanLimits & limits);
     Outcome run_cpu_segment(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment);
-    bool prepare(const GraphInfo & info, Plan & plan, const Segment & segment);
-    bool upload_state(State & state);
+    Outcome prepare(const GraphInfo & info, Plan & plan, const Segment & segment);
+    Outcome upload_copies(const Segment & segment);
+    WorkAhead::Fed upload_state(State & state);
+    bool upload_activations(const GraphInfo & info, Plan & plan, const Segment & segment);
     bool download_rows(State & state, const RangeSet & rows, Stream stream);
     bool write_back(const GraphInfo & info, const Segment & segment);
     bool submit(ggml_cgraph & graph, const Segment & segment);
-    bool bound_in_flight(uint32_t n_units, uint32_t limit);
     void patch(const Segment & segment);
     void unpatch(const Segment & segment);
 
     // Makes host memory canonical for everything that is read at node `from` or later.
     bool canonicalise(const GraphInfo & info, Plan & plan, int from);
-    bool wait_device();
 
     Core & core_;
     ggml_backend_t cpu_;
@@ -82,7 +78,8 @@ private:
     bool host_state_changed_ = false;             // a state's host bytes were written
     std::vector<Saved> saved_;
     std::vector<ggml_tensor *> saved_sources_;
-    std::list<InFlight> in_flight_;
+    WorkAhead ahead_; // on the compute stream
+    Pace * pace_ = nullptr;
     uint64_t epoch_ = 0;
 };
 

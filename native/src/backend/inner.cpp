@@ -122,8 +122,9 @@ bool Inner::make_instances() {
 }
 
 void Inner::free_events() {
-    for (ggml_backend_event_t & event : events_)
-        if (event) ggml_backend_event_free(std::exchange(event, nullptr));
+    for (EventPool & pool : event_pools_)
+        for (ggml_backend_event_t & event : pool.events)
+            if (event) ggml_backend_event_free(std::exchange(event, nullptr));
 }
 
 void Inner::free_instances() {
@@ -298,9 +299,10 @@ void Inner::drain() {
     }
 }
 
-ggml_backend_event_t Inner::next_event() {
-    ggml_backend_event_t & event = events_[event_at_];
-    event_at_ = (event_at_ + 1) % kEvents;
+ggml_backend_event_t Inner::next_event(Events use) {
+    EventPool & pool = event_pools_[static_cast<size_t>(use)];
+    ggml_backend_event_t & event = pool.events[pool.at];
+    pool.at = (pool.at + 1) % kEvents;
     if (!event) event = ggml_backend_event_new(device_);
     return event;
 }

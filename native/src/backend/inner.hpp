@@ -24,6 +24,9 @@ namespace xlm {
 
 enum class Stream : uint8_t { compute, upload, download };
 constexpr size_t kStreams = 3;
+// Who uses events: each has a pool of its own, so that many short-lived ones never bring one up for reuse
+// that somebody still waits for.
+enum class Events : uint8_t { work, ring };
 
 // A piece of device memory, booked in the ledger as long as it lives.
 class DeviceBuffer {
@@ -108,7 +111,7 @@ public:
     TraceLabel label(TraceLabel label) { return std::exchange(label_, label); }
 
     bool has_events() const { return has_events_; }
-    ggml_backend_event_t next_event(); // from a pool, reused in turn
+    ggml_backend_event_t next_event(Events use); // from a pool, reused in turn
     bool record(Stream stream, ggml_backend_event_t event);
     bool wait(Stream stream, ggml_backend_event_t event); // device-side
     bool wait_host(ggml_backend_event_t event);
@@ -136,8 +139,11 @@ private:
     ggml_backend_buffer_type_t type_ = nullptr;
     ggml_backend_buffer_type_t host_type_ = nullptr;
     std::array<ggml_backend_t, kStreams> instances_{};
-    std::array<ggml_backend_event_t, kEvents> events_{};
-    size_t event_at_ = 0;
+    struct EventPool {
+        std::array<ggml_backend_event_t, kEvents> events{};
+        size_t at = 0;
+    };
+    std::array<EventPool, 2> event_pools_;
     bool has_events_ = false;
     bool device_refused_ = false;
     std::atomic<bool> lost_{false};

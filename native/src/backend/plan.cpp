@@ -12,10 +12,20 @@ void add_once(std::vector<T> & list, const T & value) {
     if (std::find(list.begin(), list.end(), value) == list.end()) list.push_back(value);
 }
 
+uint64_t state_cost(const State & state) {
+    uint64_t bytes = 0;
+    for (const ByteRange & range : state.touched.ranges())
+        bytes += range.size();
+    return bytes;
+}
+
+constexpr uint64_t kUnitCost = 32 << 10; // of a sub-layer that reads nothing: launching takes time too
+
 // What a unit needs on the device besides its activations.
 struct UnitNeeds {
     xlm_placement wanted = XLM_PLACE_CPU;
     bool any_node = false; // a node that can run there at all
+    uint64_t cost = kUnitCost;
     std::vector<Weight *> weights;
     std::vector<State *> states;
 };
@@ -29,6 +39,7 @@ public:
         : info_(info), graph_(graph), limits_(limits), inner_(inner), cache_(cache) {
         plan_.tier = tier;
         plan_.from = from;
+        plan_.max_segment_cost = limits.max_segment_cost;
     }
 
     Plan run() {
@@ -74,6 +85,10 @@ private:
                 collect_root(needs, info_.sources[node.first_source + s]);
             collect_root(needs, node.root);
         }
+        for (const Weight * weight : needs.weights)
+            needs.cost += weight->device_bytes;
+        for (const State * state : needs.states)
+            needs.cost += state_cost(*state);
     }
 
     void collect_root(UnitNeeds & needs, int r) {
@@ -193,13 +208,15 @@ private:
                 if (seen_work_) segment = &open(i);
                 segment->on_device = on_device_[static_cast<size_t>(i)];
             } else if (segment->on_device && node.owner != unit && seen_work_) {
-                const bool full = segment->n_units >= max_units;
+                const bool full = segment->n_units >= max_units ||
+                                  open_cost_ + needs_[static_cast<size_t>(node.owner)].cost > limits_.max_segment_cost;
                 if (full || streams(node.owner) || streams(unit))
                     segment = &open(i), segment->on_device = true;
                 else
                     segment->n_units++;
             }
             if (!node.view) seen_work_ = true;
+            if (node.owner != unit || open_cost_ == 0) open_cost_ += needs_[static_cast<size_t>(node.owner)].cost;
             if (on_device_[static_cast<size_t>(i)]) add_pieces(i);
             plan_.segments.back().last = i;
             unit = node.owner;
@@ -209,7 +226,7 @@ private:
     Segment & open(int first) {
         plan_.segments.emplace_back();
         plan_.segments.back().first = first;
-        piece_bytes_ = 0;
+        piece_bytes_ = open_cost_ = 0;
         seen_work_ = false;
         return plan_.segments.back();
     }
@@ -269,6 +286,7 @@ private:
 
     void list_needs(Segment & segment) {
         plan_.uses_device = true;
+        weights_.clear();
         for (int i = segment.first; i <= segment.last; i++) {
             const Node & entry = info_.nodes[static_cast<size_t>(i)];
             if (entry.view) continue;
@@ -276,6 +294,11 @@ private:
                 note_need(segment, info_.sources[entry.first_source + s], i);
             if (entry.partial) note_need(segment, entry.root, i);
         }
+        segment.cost = kUnitCost * segment.n_units;
+        for (const Weight * weight : weights_)
+            segment.cost += weight->device_bytes;
+        for (const State * state : segment.states)
+            segment.cost += state_cost(*state);
         plan_.stream_order.insert(plan_.stream_order.end(), segment.pieces.begin(), segment.pieces.end());
     }
 
@@ -333,6 +356,7 @@ private:
     void note_need(Segment & segment, int r, int i) {
         const Root & root = info_.roots[static_cast<size_t>(r)];
         if (root.state) add_once(segment.states, root.state);
+        if (root.weight) add_once<const Weight *>(weights_, root.weight);
         if (root.weight && root.weight->sublayer->copy) add_once(segment.residents, root.weight->sublayer);
         const bool made_here = root.producer >= segment.first && root.producer < i;
         if (root.cls == RootClass::activation && !made_here) add_once(segment.needs, r);
@@ -382,10 +406,11 @@ private:
     Plan plan_;
     std::vector<UnitNeeds> needs_;
     std::vector<uint8_t> device_units_, on_device_;
-    uint64_t piece_bytes_ = 0;
+    uint64_t piece_bytes_ = 0, open_cost_ = 0;
     bool seen_work_ = false; // the open segment has a node that does something
     std::unordered_map<const ggml_tensor *, size_t> root_index_;
     std::unordered_set<const ggml_tensor *> patched_;
+    std::vector<const Weight *> weights_; // of the segment being listed
 };
 
 } // namespace

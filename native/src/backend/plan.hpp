@@ -29,6 +29,7 @@ struct Segment {
     bool on_device = false;
     int first = 0, last = 0;       // nodes, inclusive
     uint32_t n_units = 1;          // sub-layers it spans, for the bound of work in flight
+    uint64_t cost = 0;             // bytes of weights and state it reads, from which its time is predicted
     std::vector<int> needs;        // activation roots that must be on the device before it
     std::vector<int> writes;       // activation roots it writes
     std::vector<int> state_writes; // into GraphInfo::state_writes
@@ -43,6 +44,7 @@ struct Plan {
     uint32_t tier = 0;
     uint64_t epoch = 0;
     int from = 0; // first node
+    uint64_t max_segment_cost = UINT64_MAX;
     bool uses_device = false;
     uint32_t n_fallback = 0; // units the schedule wanted on the device
     std::vector<Segment> segments;
@@ -53,6 +55,7 @@ struct Plan {
 
 struct PlanLimits {
     uint32_t max_units_in_flight = 1;
+    uint64_t max_segment_cost = UINT64_MAX; // of more than one sub-layer
     uint64_t ring_bytes = 0, reserve_bytes = 0;
 };
 

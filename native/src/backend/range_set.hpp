@@ -40,11 +40,40 @@ public:
             add(range);
     }
 
+    // Removes what lies in `wanted` and returns it. Where that would leave too many ranges, a range is taken
+    // whole: nothing that was taken may stay in the set.
+    RangeSet take(const RangeSet & wanted) {
+        RangeSet taken;
+        for (const ByteRange & want : wanted.ranges_)
+            take(want, taken);
+        return taken;
+    }
+
     void clear() { ranges_.clear(); }
     bool empty() const { return ranges_.empty(); }
     const std::vector<ByteRange> & ranges() const { return ranges_; }
 
 private:
+    void take(const ByteRange & want, RangeSet & taken) {
+        for (size_t i = 0; i < ranges_.size();) {
+            const ByteRange have = ranges_[i];
+            const bool before = have.begin < want.begin, behind = want.end < have.end;
+            const bool apart = have.end <= want.begin || want.end <= have.begin;
+            if (apart) {
+                i++;
+                continue;
+            }
+            ranges_.erase(ranges_.begin() + static_cast<std::ptrdiff_t>(i));
+            if (before && behind && ranges_.size() + 2 > kMaxRanges) {
+                taken.add(have);
+                continue;
+            }
+            taken.add({std::max(have.begin, want.begin), std::min(have.end, want.end)});
+            if (before) ranges_.insert(ranges_.begin() + static_cast<std::ptrdiff_t>(i++), {have.begin, want.begin});
+            if (behind) ranges_.insert(ranges_.begin() + static_cast<std::ptrdiff_t>(i++), {want.end, have.end});
+        }
+    }
+
     void join_nearest() {
         size_t best = 0;
         for (size_t i = 1; i + 1 < ranges_.size(); i++)

@@ -41,6 +41,7 @@ struct State {
     uint64_t device_bytes = 0;
     DeviceBuffer copy;
     RangeSet unflushed;
+    RangeSet touched;       // what the running graph reads and writes of it; belongs to the executor
     std::mutex dirty_mutex; // host writes come from any thread
     RangeSet dirty;
 

@@ -89,7 +89,7 @@ bool Ring::upload(Weight * weight, const RingSpan & span) {
     stats_.n_pieces_streamed++;
     stats_.bytes_streamed += bytes;
     if (!inner_.has_events()) return true;
-    piece.uploaded = inner_.next_event();
+    piece.uploaded = inner_.next_event(Events::ring);
     return inner_.record(Stream::upload, piece.uploaded);
 }
 
@@ -107,7 +107,7 @@ bool Ring::acquire(const std::vector<Weight *> & wanted) {
 
 bool Ring::retire(size_t n_pieces) {
     if (n_pieces == 0) return true;
-    ggml_backend_event_t read = inner_.has_events() ? inner_.next_event() : nullptr;
+    ggml_backend_event_t read = inner_.has_events() ? inner_.next_event(Events::ring) : nullptr;
     if (read && !inner_.record(Stream::compute, read)) return false;
     for (size_t i = 0; i < n_pieces; i++) {
         retired_.push_back({pieces_.front().span, read});
