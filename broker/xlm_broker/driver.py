@@ -43,6 +43,7 @@ from xlm_broker.telemetry import Latencies, Logger, logger, readable
 
 _SHUTDOWN_SIGNALS: Final = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
 _MODEL_POLL_S: Final = 1.0
+_PROBE: Final = codec.encode(messages.Pong())  # a frame that no client minds
 _SHORTEST_TICK_S: Final = 0.001
 # A terminal and a parent process often signal together; only a later signal means "now, without waiting".
 _ONE_REQUEST_S: Final = 1.0
@@ -286,6 +287,8 @@ class Driver:
                 self._write_log(action)
             case actions.ForgetClient():
                 self._server.forget(action.client)
+            case actions.ProbeClients():
+                self._probe(action)
             case actions.SpawnEngine():
                 self._supervisor.spawn(action.incarnation)
             case actions.KillEngine():
@@ -297,6 +300,11 @@ class Driver:
                 self._stop(action.exit_code)
             case _:
                 self._perform_image(action)
+
+    def _probe(self, action: actions.ProbeClients) -> None:
+        for client in action.clients:
+            self._server.probe(client, _PROBE)
+        self._pending.append(events.ClientMessage(action.client, action.hello, probed=True))
 
     def _perform_image(self, action: actions.ImageAction) -> None:
         match action:

@@ -191,6 +191,17 @@ class Server:
         except zmq.ZMQError as error:
             self._send_failed(client, error)
 
+    def probe(self, client: bytes, frame: bytes) -> None:
+        """Sends a frame that may be lost, to find out by ``on_gone`` whether the client is still there."""
+        if client in self._outboxes:
+            return  # tried again and again anyway
+        try:
+            self._push(client, frame)
+        except zmq.Again:
+            pass  # it does not read, but is connected
+        except zmq.ZMQError as error:
+            self._send_failed(client, error)
+
     def forget(self, client: bytes) -> None:
         """The client is done: what is still queued for it is tried for two more seconds, then dropped."""
         outbox = self._outboxes.get(client)

@@ -57,6 +57,17 @@ class ForgetClient:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeClients:
+    """Which of these peers have closed their connections without a word? A ClientGone for each such, then
+    ``hello`` of ``client`` once more, as a ClientMessage that says ``probed``. Peers that are there notice nothing.
+    """
+
+    clients: tuple[bytes, ...]
+    client: bytes
+    hello: messages.Hello
+
+
+@dataclass(frozen=True, slots=True)
 class Log:
     """One structured log line; ``fields`` are plain values, ``cause`` the causal id of the event."""
 
@@ -137,4 +148,5 @@ class SendImagePart:
 
 
 ImageAction = BeginUpload | StoreChunk | EndUpload | DropUpload | DropImage | SendImagePart
-Action = SendClient | SendEngine | SpawnEngine | KillEngine | ForgetClient | Log | FindPlan | StopBroker | ImageAction
+EngineAction = SendEngine | SpawnEngine | KillEngine | FindPlan
+Action = SendClient | EngineAction | ForgetClient | ProbeClients | Log | StopBroker | ImageAction

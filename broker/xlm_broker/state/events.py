@@ -25,10 +25,14 @@ class BrokerStarted:
 
 @dataclass(frozen=True, slots=True)
 class ClientMessage:
-    """A well-formed request. Its ``cause`` is kept; an empty one is replaced by a generated id."""
+    """A well-formed request. Its ``cause`` is kept; an empty one is replaced by a generated id.
+
+    ``probed``: a HELLO that comes again, after ProbeClients was carried out for its sake.
+    """
 
     client: bytes
     message: messages.Request
+    probed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

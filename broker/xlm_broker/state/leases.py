@@ -11,11 +11,13 @@ from collections.abc import Callable
 
 from xlm.protocol import messages
 
+from .actions import ProbeClients
 from .core import Client, Core
 from .outbox import Outbox
 from .settings import MS
 
 HEARTBEATS_PER_TTL = 3
+PROBE_PAUSE_NS = 100 * MS  # between two looks for peers that have gone: a flood of HELLOs is not multiplied
 
 
 class Leases:
@@ -26,6 +28,7 @@ class Leases:
         self._on_end = on_end
         self._on_move = on_move
         self._expired: dict[bytes, None] = {}  # ordered: the oldest is dropped first
+        self._next_probe_ns = 0
 
     @property
     def ttl_ns(self) -> int:
@@ -46,18 +49,30 @@ class Leases:
             self._core.refuse(identity, request_id, "not_connected", "HELLO has to come first")
         return None
 
-    def hello(self, identity: bytes, hello: messages.Hello) -> None:
+    def hello(self, identity: bytes, hello: messages.Hello, probed: bool = False) -> None:
+        """``probed``: there was no room for it before, and who has gone since was found out."""
         version = min(hello.version_max, messages.VERSION_MAX)
         if version < max(hello.version_min, messages.VERSION_MIN):
             return self._refuse_version(identity, hello)
         client = self._holder(hello)
         if client is not None:
             self._resume(client, identity, hello)
+        elif self._full(identity) and not probed and self._core.now_ns >= self._next_probe_ns:
+            return self._look_for_gone(identity, hello)
         else:
             client = self._new(identity, hello, version)
         if client is not None:
             self._welcome(client, hello, version, resumed=bool(hello.lease_id) and client.lease_id == hello.lease_id)
         return None
+
+    def _full(self, identity: bytes) -> bool:
+        clients = self._core.clients
+        return identity not in clients and len(clients) >= self._core.settings.limits.max_clients
+
+    def _look_for_gone(self, identity: bytes, hello: messages.Hello) -> None:
+        """A peer that closed its connection without GOODBYE keeps its lease for the TTL, but nobody out."""
+        self._next_probe_ns = self._core.now_ns + PROBE_PAUSE_NS
+        self._core.do(ProbeClients(tuple(self._core.clients), identity, hello))
 
     def _refuse_version(self, identity: bytes, hello: messages.Hello) -> None:
         ours = f"{messages.VERSION_MIN} to {messages.VERSION_MAX}"
@@ -98,7 +113,7 @@ class Leases:
 
     def _new(self, identity: bytes, hello: messages.Hello, version: int) -> Client | None:
         self._displace(identity)
-        if len(self._core.clients) >= self._core.settings.limits.max_clients:
+        if self._full(identity):
             self._core.refuse(
                 identity, hello.id, "too_many_clients", f"{len(self._core.clients)} clients are connected"
             )

@@ -145,7 +145,7 @@ class Machine:
     def _dispatch(self, event: Event) -> None:
         match event:
             case ClientMessage():
-                self._request(event.client, event.message)
+                self._request(event.client, event.message, event.probed)
             case ClientFault():
                 self._core.fail(event.client, event.request_id, event.error, event.cause)
             case ClientGone():
@@ -202,11 +202,11 @@ class Machine:
 
     # -- clients --------------------------------------------------------------------
 
-    def _request(self, identity: bytes, request: messages.Message) -> None:
+    def _request(self, identity: bytes, request: messages.Message, probed: bool) -> None:
         if self._engine.phase in ("stopping", "stopped"):
             return self._core.refuse(identity, request.id, "broker_gone", "the broker is shutting down")
         if isinstance(request, messages.Hello):
-            return self._leases.hello(identity, request)
+            return self._leases.hello(identity, request, probed)
         client = self._leases.admit(identity, request.id)
         return self._admitted(client, request) if client is not None else None
 

@@ -391,6 +391,31 @@ def test_many_clients_come_and_go_without_a_leak(short_path: Path) -> None:
             assert [entry["name"] for entry in client.status().clients] == ["test"]
 
 
+def test_sockets_closed_without_goodbye_keep_nobody_out(short_path: Path) -> None:
+    with running(short_path, "--max-clients", "8", "--heartbeat-ms", "60000") as broker:
+        broker.ready()
+        with connected(broker, "stays") as client:
+            for number in range(7):
+                with connected(broker, f"left {number}"):
+                    pass
+            newcomers = [eventually(lambda: _admitted(broker), "room for a newcomer") for _ in range(7)]
+            assert [entry["name"] for entry in client.status().clients] == ["stays", *["new"] * 7]
+            refused = RawClient(broker.endpoint)
+            refused.send(messages.Hello(version_min=1, version_max=1, name="one too many"))
+            assert refused.wait_kind(messages.Error).code == "too_many_clients"
+            for one in (refused, *newcomers):
+                one.close()
+
+
+def _admitted(broker: Broker) -> RawClient | None:
+    client = RawClient(broker.endpoint, name="new")
+    hello = client.send(messages.Hello(version_min=1, version_max=1, name="new"))
+    if isinstance(client.wait(lambda got: got.id == hello), messages.Welcome):
+        return client
+    client.close()
+    return None
+
+
 def _rss_after_visits(broker: Broker, count: int) -> int:
     for _ in range(count):
         with connected(broker, "visitor") as client:

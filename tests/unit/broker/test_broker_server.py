@@ -82,6 +82,32 @@ def dealer(
     return made
 
 
+async def test_probing_tells_who_has_gone_and_nothing_else(
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: Endpoint
+) -> None:
+    server, told = Server(context, endpoint), Recorder()
+    server.open()
+    server.start(told)
+    try:
+        here, left = dealer(context, server, b"here"), dealer(context, server, b"left")
+        here.send(b"hello")
+        left.send(b"hello")
+        await until(lambda: len(told.frames) == 2)
+        left.close()
+
+        def probed() -> bool:
+            server.probe(b"left", b"?")
+            server.probe(b"here", b"?")
+            return bool(told.gone)
+
+        await until(probed)
+        assert set(told.gone) == {b"left"}
+        assert here.recv() == b"?"
+        here.close()
+    finally:
+        server.close()
+
+
 # -- binding ------------------------------------------------------------------------
 
 

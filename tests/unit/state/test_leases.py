@@ -190,6 +190,42 @@ def test_too_many_clients() -> None:
     assert not world.join(b"c").resumed
 
 
+def test_who_left_without_a_word_keeps_nobody_out() -> None:
+    world = World(limits=Limits(max_clients=2))
+    world.join(b"here")
+    world.join(b"left", name="left")
+    session = world.open(b"left")
+    world.unreachable.add(b"left")
+    assert not world.join(b"new").resumed
+    assert [entry["name"] for entry in world.status().clients] == ["here", "new"]
+    assert isinstance(world.ping(b"here"), messages.Pong)
+    assert code(world.ping(b"left")) == "lease_expired"
+    assert [entry["session_id"] for entry in world.status().sessions] == [session]  # it may come back
+
+
+def test_a_full_house_of_live_clients_is_probed_now_and_then_and_stays() -> None:
+    world = World(limits=Limits(max_clients=2))
+    world.join(b"a")
+    world.join(b"b")
+    hello = messages.Hello(id=1, version_min=1, version_max=1, name="c")
+    for number in range(1, 4):
+        world.request(b"c", hello)
+        world.request(b"c", hello)  # at once again: refused without another look
+        assert code(world.inbox[b"c"][-1]) == "too_many_clients"
+        assert len(world.inbox[b"c"]) == 2 * number
+        assert len(world.acts(actions.ProbeClients)) == number
+        world.advance(100 * MS)
+    assert [entry["name"] for entry in world.status().clients] == ["a", "b"]
+
+
+def test_who_takes_up_a_lease_needs_no_room() -> None:
+    world = World(limits=Limits(max_clients=1))
+    lease = world.join(b"a", name="game").lease_id
+    assert world.join(b"a2", name="game", lease_id=lease).resumed
+    assert not world.join(b"a2", name="other").resumed  # the same peer starts over
+    assert world.acts(actions.ProbeClients) == []
+
+
 def test_remembered_expired_identities_are_bounded() -> None:
     world = World(limits=Limits(max_expired=2))
     for name in (b"a", b"b", b"c"):

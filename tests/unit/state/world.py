@@ -147,6 +147,7 @@ class World:
         self.inbox: dict[bytes, list[messages.Message]] = {}
         self.to_engine: list[link.ToEngine] = []
         self.done: list[actions.Action] = []  # everything
+        self.unreachable: set[bytes] = set()  # peers that closed their connection without a word
         self.incarnation = 0
         self.images = ImageStore()
         self.parts: list[link.ImagePart] = []  # sent to the engine
@@ -173,6 +174,10 @@ class World:
                 self.to_engine.append(action.message)
                 for answer in self.engine.take(action.message):
                     self.engine_says(answer)
+            case actions.ProbeClients():
+                for client in self.unreachable & {*action.clients}:
+                    self.handle(events.ClientGone(client))
+                self.handle(events.ClientMessage(action.client, action.hello, probed=True))
             case actions.BeginUpload():
                 self.images.begin(action.upload_id, action.layout)
             case actions.StoreChunk():
