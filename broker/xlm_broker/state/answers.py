@@ -35,6 +35,7 @@ class Answer:
     broken: bool = False  # tokens may be missing on the client's side: it gets no more of them, only the end
     deaths: int = 0
     moving: bool = False  # the engine that runs now has said something of it
+    suspicion: int = 0  # it was in work when an engine stood still: 1, and 2 if that engine had said nothing of it
 
 
 class Answers:
@@ -116,9 +117,14 @@ class Answers:
         """Sends what waits; the engine batches and queues by priority itself."""
         if not self._engine.ready:
             return
-        for answer in list(self.live.values()):
-            if not answer.sent:
+        for answer in sorted(self.live.values(), key=lambda answer: answer.suspicion):
+            if not answer.sent and not (answer.suspicion and self._suspect_at_work):
                 self._generate(answer)
+
+    @property
+    def _suspect_at_work(self) -> bool:
+        """One suspect at a time: should the engine stand still again, it is known over which."""
+        return any(answer.sent and answer.suspicion for answer in self.live.values())
 
     def _generate(self, answer: Answer) -> None:
         request, session = answer.request, answer.session
@@ -184,7 +190,7 @@ class Answers:
 
     def engine_dead(self) -> None:
         if self._engine.hung:
-            self._fail_hung()
+            self._blame()
         for answer in list(self.live.values()):
             if answer.sent:
                 answer.sent, answer.moving, answer.deaths = False, False, answer.deaths + 1
@@ -192,16 +198,18 @@ class Answers:
                 text = f"the engine died {answer.deaths} times under this request"
                 self._fail(answer, from_code("engine_failed", text))
 
-    def _fail_hung(self) -> None:
-        """The answer it stood still over is not tried again: the oldest that never came to a token, else the oldest.
+    def _blame(self) -> None:
+        """The answer it stood still over is not tried again. Of several that were in work none is blamed the first
+        time: they are tried again one after the other, the likeliest last, beside whatever else is asked for.
 
         What was sent after the last sign of life was never begun.
         """
-        sent = [a for a in self.live.values() if a.sent and a.sent_ns <= self._engine.heard_ns]
-        if not sent:
-            return
-        suspect = next((answer for answer in sent if not answer.moving), sent[0])
-        self._fail(suspect, from_code("engine_failed", "the engine stood still over this request and was killed"))
+        begun = [a for a in self.live.values() if a.sent and a.sent_ns <= self._engine.heard_ns]
+        guilty = begun if len(begun) == 1 else [answer for answer in begun if answer.suspicion]
+        for answer in guilty:
+            self._fail(answer, from_code("engine_failed", "the engine stood still over this request and was killed"))
+        for answer in begun if not guilty else []:
+            answer.suspicion = 1 if answer.moving else 2
 
     def fail_all(self, error: XlmError) -> None:
         for answer in list(self.live.values()):
@@ -223,6 +231,8 @@ class Answers:
     def _close(self, answer: Answer) -> None:
         del self.live[answer.gen_id]
         answer.session.gen_id = None
+        if answer.sent and answer.suspicion:  # the next one's turn
+            self.pump()
 
     def images(self) -> set[str]:
         """Keys of the images that answers in progress were asked about."""
@@ -238,7 +248,8 @@ class Answers:
             assert sessions.live.get(answer.session.session_id) is answer.session, "an answer without a session"
             assert answer.session.gen_id == gen_id
             assert answer.client is None or answer.client == answer.session.client
-            assert answer.sent == self._engine.ready or self._engine.phase in ("killing", "stopping")
+            waits = not answer.sent and answer.suspicion and self._suspect_at_work
+            assert answer.sent == self._engine.ready or waits or self._engine.phase in ("killing", "stopping")
             assert self._engine.phase not in ("failed", "stopped"), "an answer that nobody will give"
         for session in sessions.live.values():
             assert session.gen_id is None or session.gen_id in self.live

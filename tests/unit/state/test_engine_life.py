@@ -336,33 +336,74 @@ def errors(world: World, say: int) -> list[str]:
     return [m.code for m in world.answers(b"game", say) if isinstance(m, messages.Error)]
 
 
-def test_the_answer_an_engine_hung_over_fails_alone_and_at_once() -> None:
-    world = World().boot()
-    world.join(b"game")
-    spoken = world.say(b"game", world.open(b"game"))
-    (spoken_id,) = world.engine.generating
-    world.engine_says(link.Piece(gen_id=spoken_id, text="x", token_ids=[5]))
-    deadly = world.say(b"game", world.open(b"game"))
-    waiting = world.say(b"game", world.open(b"game"))
-    hang(world, 61)
+def restart(world: World) -> list[link.Generate]:
+    """The engine was killed and comes again; what it is sent."""
     world.crash()
-    assert (errors(world, spoken), errors(world, deadly), errors(world, waiting)) == ([], ["engine_failed"], [])
+    world.ping(b"game")
     world.advance(SECOND)
+    world.ping(b"game")
     world.to_engine.clear()
     world.start_engine()
-    again = world.sent(link.Generate)
-    assert [(m.gen_id == spoken_id, m.replay) for m in again] == [(True, [5]), (False, [])]
-    for message in again:
-        for answer in world.engine.finish(message.gen_id):
-            world.engine_says(answer)
-    for say in (spoken, waiting):
-        assert isinstance(world.answers(b"game", say)[-1], messages.Done)
+    return world.sent(link.Generate)
+
+
+def finish(world: World, gen_id: int) -> None:
+    for answer in world.engine.finish(gen_id):
+        world.engine_says(answer)
+
+
+def test_an_answer_an_engine_hung_over_alone_fails_at_once() -> None:
+    world = World().boot()
+    world.join(b"game")
+    deadly = world.say(b"game", world.open(b"game"))
+    hang(world, 61)
+    assert restart(world) == []
+    assert errors(world, deadly) == ["engine_failed"]
     world.say(b"game", world.open(b"game"))
     world.crash()  # of another kind: nothing is blamed for it
     assert [m.code for m in world.inbox[b"game"] if isinstance(m, messages.Error)] == ["engine_failed"]
 
 
-def test_an_engine_that_hangs_over_one_that_spoke_takes_the_oldest_with_it() -> None:
+def test_of_several_answers_none_is_blamed_until_it_stood_still_over_one_of_them_again() -> None:
+    world = World().boot()
+    world.join(b"game")
+    deadly, spoken, other = (world.say(b"game", world.open(b"game")) for _ in range(3))
+    deadly_id, spoken_id, other_id = world.engine.generating
+    world.engine_says(link.Piece(gen_id=spoken_id, text="x", token_ids=[5]))
+    hang(world, 61)
+    again = restart(world)
+    assert [errors(world, say) for say in (deadly, spoken, other)] == [[], [], []]
+    assert [(m.gen_id, m.replay) for m in again] == [(spoken_id, [5])]  # the least likely first, and alone
+    fresh = world.say(b"game", world.open(b"game"))  # nobody else has to wait
+    fresh_id = world.sent(link.Generate)[-1].gen_id
+    finish(world, spoken_id)
+    assert list(world.engine.generating) == [fresh_id, deadly_id]
+    hang(world, 61)
+    again = restart(world)
+    assert [errors(world, say) for say in (deadly, fresh, other)] == [["engine_failed"], [], []]
+    assert {m.gen_id for m in again} == {fresh_id, other_id}
+    finish(world, fresh_id)
+    finish(world, other_id)
+    for say in (spoken, fresh, other):
+        assert isinstance(world.answers(b"game", say)[-1], messages.Done)
+
+
+def test_a_suspect_that_waits_for_its_turn_can_be_given_up() -> None:
+    world = World().boot()
+    world.join(b"game")
+    says = [world.say(b"game", world.open(b"game")) for _ in range(3)]
+    first, _, third = world.engine.generating
+    hang(world, 61)
+    assert [m.gen_id for m in restart(world)] == [first]
+    world.request(b"game", messages.Cancel(id=900, say_id=says[1]))  # it has not begun: it ends here
+    assert world.last(b"game", messages.Done).finish_reason == "cancelled"
+    world.request(b"game", messages.Cancel(id=901, say_id=says[0]))
+    assert list(world.engine.generating) == [third]
+    finish(world, third)
+    assert isinstance(world.answers(b"game", says[2])[-1], messages.Done)
+
+
+def test_what_came_after_the_last_sign_of_life_has_no_part_in_a_hang() -> None:
     world = World().boot()
     world.join(b"game")
     say = world.say(b"game", world.open(b"game"))
