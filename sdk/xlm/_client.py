@@ -167,7 +167,8 @@ class Client(BaseClient):
 
         Returns once the bytes are really released. ``deadline_ms``: by when you need them; it is tried hard, and
         ``deadline_met`` tells. ``require="device"`` refuses a cap too small to run anything on the device, instead
-        of running on the CPU alone. ``timeout`` seconds: default is the client's, beside the deadline.
+        of running on the CPU alone. ``timeout`` seconds: default is the client's (15 where it has none of
+        its own: then the broker has given up on an engine that hangs), beside the deadline.
 
         Raises BudgetError (``budget_invalid``; ``budget_infeasible`` with ``minimum_bytes``), BrokerError
         (``broker_gone``, ``timeout``: the cap stays asked for).

@@ -14,12 +14,15 @@ from xlm._link import Link
 from xlm._requests import SayOptions, say
 from xlm._version import __version__
 from xlm.errors import BrokerError, EndpointError, RequestError, XlmError
+from xlm.protocol import messages
 from xlm.protocol.endpoints import Endpoint, parse_endpoint
 from xlm.protocol.keys import find_server_key
 from xlm.protocol.messages import Notice
 
 OnNotice = Callable[[Notice], None]
 DEFAULT_TIMEOUT_S = 5.0
+# A broker gives an engine that does not release memory 10 s and then kills it, which does: by then there is an answer.
+BUDGET_TIMEOUT_S = 15.0
 
 
 class BaseClient:
@@ -137,13 +140,20 @@ class BaseClient:
 
 
 def time_limit_s(asked_s: float | None, default_s: float, deadline_ms: float | None) -> float:
-    """How long to wait for a budget: what was asked, or the client's time-out beside the deadline itself."""
-    return asked_s if asked_s is not None else default_s + (deadline_ms or 0.0) / 1e3
+    """How long to wait for a budget: what was asked, or the client's time-out beside the deadline itself.
+
+    Who has set no time-out at all waits BUDGET_TIMEOUT_S: not less than a broker may need to answer for sure.
+    """
+    if asked_s is not None:
+        return asked_s
+    return (BUDGET_TIMEOUT_S if default_s == DEFAULT_TIMEOUT_S else default_s) + (deadline_ms or 0.0) / 1e3
 
 
 def timed_out(call: Call, timeout_s: float | None) -> BrokerError:
     what = type(call.message).__name__
-    return BrokerError(f"no answer to {what} within {timeout_s:g} s", code="timeout")
+    waiting = isinstance(call.message, (messages.SetBudget, messages.Reserve))
+    why = ": the engine has not released the memory yet; what was asked for stays in force" if waiting else ""
+    return BrokerError(f"no answer to {what} within {timeout_s:g} s{why}", code="timeout")
 
 
 def is_closed_already(error: XlmError) -> bool:

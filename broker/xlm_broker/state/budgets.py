@@ -33,6 +33,7 @@ class _Ledger:
     used_bytes: int = 0
     device_used_bytes: int = 0
     waiting_since_ns: int | None = None
+    told_waiting: bool = False  # who waits has heard so
 
 
 class Budgets:
@@ -278,15 +279,39 @@ class Budgets:
 
     def _watch(self) -> None:
         waiting = bool(self._ledger.ordered) or any(client.pending for client in self._core.clients.values())
+        ledger = self._ledger
         if not (waiting and self._engine.holds):
-            self._ledger.waiting_since_ns = None
-        elif self._ledger.waiting_since_ns is None:
-            self._ledger.waiting_since_ns = self._core.now_ns
+            ledger.waiting_since_ns = None
+        elif ledger.waiting_since_ns is None:
+            ledger.waiting_since_ns, ledger.told_waiting = self._core.now_ns, False
 
     def impatient_at_ns(self) -> int | None:
         """When an engine that has not released is taken for hung."""
         since = self._ledger.waiting_since_ns
         return None if since is None else since + self._core.settings.timing.release_patience_ns
+
+    def pass_time(self) -> None:
+        due_ns = self.next_deadline_ns()
+        if due_ns is not None and due_ns <= self._core.now_ns:
+            self._ledger.told_waiting = True
+            self._tell_waiting()
+
+    def next_deadline_ns(self) -> int | None:
+        """When those who wait for an engine that is silent hear of it."""
+        since = self._ledger.waiting_since_ns
+        if since is None or self._ledger.told_waiting:
+            return None
+        return since + self._core.settings.timing.release_notice_ns
+
+    def _tell_waiting(self) -> None:
+        timing, since = self._core.settings.timing, self._ledger.waiting_since_ns or 0
+        waited, limit = (self._core.now_ns - since) / MS, timing.release_patience_ns / MS
+        text = f"the engine has not released memory for {waited / 1e3:.1f} s; after {limit / 1e3:.0f} s it is killed"
+        detail = {"waiting_ms": waited, "killed_after_ms": limit}
+        self._core.log("warning", "engine_unresponsive", **detail)
+        for client in [client for client in self._core.clients.values() if client.pending]:
+            notice = messages.Notice(cause=self._core.cause, kind="engine_unresponsive", text=text, detail=detail)
+            self._core.send(client.identity, notice)
 
     def validate(self) -> None:
         card, wishes, current = self.card(), self._wishes(), self.current.bytes

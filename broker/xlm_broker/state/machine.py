@@ -109,6 +109,7 @@ class Machine:
             self._schedules.next_deadline_ns() if self._engine.ready else None,
             self._watch.next_deadline_ns(),
             self._pacing.next_deadline_ns(),
+            self._budgets.next_deadline_ns(),
             self._life.next_deadline_ns(self._budgets.impatient_at_ns(), self._generating),
         )
         return min((at for at in times if at is not None), default=None)
@@ -140,6 +141,7 @@ class Machine:
         self._sessions.pass_time()
         self._watch.pass_time()
         self._pacing.pass_time()
+        self._budgets.pass_time()
         self._life.pass_time(self._budgets.impatient_at_ns(), self._generating)
 
     def _dispatch(self, event: Event) -> None:

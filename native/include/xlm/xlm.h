@@ -257,7 +257,8 @@ enum {
     XLM_NOTICE_BUDGET_CHANGED    = 7, /* for another reason than this game's request */
     XLM_NOTICE_LEASE_EXPIRING    = 8, /* the broker misses heartbeats */
     XLM_NOTICE_SHUTDOWN          = 9, /* the broker ends */
-    XLM_NOTICE_RESTORE_FAILED    = 10 /* after a reconnection the cap or reservation was refused: `error` */
+    XLM_NOTICE_RESTORE_FAILED    = 10, /* after a reconnection the cap or reservation was refused: `error` */
+    XLM_NOTICE_ENGINE_UNRESPONSIVE = 11 /* a budget waits for an engine that does not answer; soon it is killed */
 };
 
 /** What holds of the device now. Three counts, because they come from three places and may differ for a moment. */

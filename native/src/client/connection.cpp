@@ -39,6 +39,7 @@ constexpr NoticeName notice_names[] = {
     {"engine_restarting", XLM_NOTICE_ENGINE_RESTARTING},
     {"engine_ready", XLM_NOTICE_ENGINE_READY},
     {"engine_failed", XLM_NOTICE_ENGINE_FAILED},
+    {"engine_unresponsive", XLM_NOTICE_ENGINE_UNRESPONSIVE},
     {"device_lost", XLM_NOTICE_DEVICE_LOST},
     {"device_restored", XLM_NOTICE_DEVICE_RESTORED},
     {"degraded", XLM_NOTICE_DEGRADED},

@@ -268,7 +268,7 @@ class Done(Message, tag="done"):
 class Notice(Message, tag="notice"):
     """Something happened that no request asked for.
 
-    kinds: engine_restarting, engine_ready, engine_failed, device_lost,
+    kinds: engine_restarting, engine_ready, engine_failed, engine_unresponsive, device_lost,
     device_restored, degraded, budget_changed, lease_expiring, shutdown.
     """
 

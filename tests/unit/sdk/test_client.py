@@ -15,8 +15,10 @@ import pytest
 import zmq
 
 import xlm
+from xlm._shell import DEFAULT_TIMEOUT_S, time_limit_s
 from xlm.protocol import messages
 from xlm.testing import FakeBroker
+from xlm_broker.state.settings import Timing
 
 from .conftest import ANSWER, LONG
 
@@ -179,11 +181,21 @@ def test_a_ticket_carries_the_error(client: xlm.Client) -> None:
             ticket.result(LONG)
 
 
+def test_who_sets_no_time_out_waits_until_a_broker_has_given_up_on_its_engine() -> None:
+    timing = Timing()
+    surely_s = (timing.release_patience_ns + timing.restart_first_ns) / 1e9
+    assert time_limit_s(None, DEFAULT_TIMEOUT_S, None) > surely_s + 2
+    assert time_limit_s(None, DEFAULT_TIMEOUT_S, 500.0) == time_limit_s(None, DEFAULT_TIMEOUT_S, None) + 0.5
+    assert time_limit_s(None, 1.0, None) == 1.0
+    assert time_limit_s(0.25, DEFAULT_TIMEOUT_S, 500.0) == 0.25
+
+
 def test_a_call_that_takes_too_long(broker: FakeBroker, client: xlm.Client) -> None:
     broker.freeze()
     with pytest.raises(xlm.BrokerError) as caught:
         client.set_budget(1, timeout=0.05)
     assert (caught.value.code, caught.value.retryable) == ("timeout", True)
+    assert "the engine has not released the memory yet" in str(caught.value)
     broker.freeze(False)
     assert client.status().device["total_bytes"] == broker.device_bytes
 

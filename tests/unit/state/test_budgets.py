@@ -296,3 +296,25 @@ def test_causes_are_echoed_or_made() -> None:
     made = world.sent(link.SetEngineBudget)[-1].cause
     assert made
     assert world.last(b"game", messages.Lease).cause == made
+
+
+def test_who_waits_for_a_silent_engine_hears_so_before_it_is_killed() -> None:
+    world = playing()
+    world.join(b"other")
+    world.engine.auto = False
+    request = world.cap(b"game", MIB)
+    world.advance(1999 * MS)
+    assert "engine_unresponsive" not in world.notices(b"game")
+    world.advance(1 * MS)
+    notice = world.last(b"game", messages.Notice)
+    assert (notice.kind, notice.detail) == ("engine_unresponsive", {"waiting_ms": 2000.0, "killed_after_ms": 10_000.0})
+    for _ in range(8):
+        world.ping(b"game")
+        world.advance(1000 * MS)
+    assert world.notices(b"game").count("engine_unresponsive") == 1
+    assert "engine_unresponsive" not in world.notices(b"other")  # it waits for nothing
+    assert world.acts(actions.KillEngine)
+    world.crash()
+    (lease,) = world.answers(b"game", request)
+    assert isinstance(lease, messages.Lease)
+    assert (lease.granted_bytes, lease.used_bytes) == (MIB, 0)

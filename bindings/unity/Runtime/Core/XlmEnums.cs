@@ -99,7 +99,7 @@ namespace Xlm
     public enum XlmNoticeKind : uint
     {
         Other, EngineRestarting, EngineReady, EngineFailed, DeviceLost, DeviceRestored, Degraded, BudgetChanged,
-        LeaseExpiring, Shutdown, RestoreFailed
+        LeaseExpiring, Shutdown, RestoreFailed, EngineUnresponsive
     }
 
     public enum XlmEngineState : uint { Unknown, Starting, Loading, Ready, Restarting, Failed, Stopped }
