@@ -36,7 +36,7 @@ from typing import Any, Self, TypeVar
 
 import zmq
 
-from xlm import errors
+from xlm import _fake_status, errors
 from xlm._sizes import format_size
 from xlm._transport import Waker
 from xlm.errors import ProtocolError
@@ -440,29 +440,20 @@ class FakeBroker:
             self._finish(speech, messages.Done(finish_reason="cancelled", usage=self._usage(speech)))
 
     def _on_get_status(self, lease: _Lease, request: messages.GetStatus) -> None:
-        budget = self.budget_bytes
-        status = messages.Status(
-            broker={"version": "fake"},
-            engine={"state": "ready", "restarts": 0, "model": {"name": "fake"}},
-            device={
-                "kind": "none",
-                "total_bytes": self.device_bytes,
-                "used_bytes": budget,
-                "resident_bytes": budget,
-            },
-            budget={"effective_bytes": budget, "minimum_bytes": self.minimum_bytes},
-            schedule={"summary": "none: this broker is a fake", "settled": True},
-            clients=[self._client_status(key, one) for key, one in self._memory.leases.items()],
-            sessions=[{"session_id": key, "client": name} for key, name in self._memory.sessions.items()],
-            throughput={"tokens_per_s": 0.0},
-            vision={"available": True, "images": len(self._memory.images)},
+        memory = self._memory
+        standing = _fake_status.Standing(
+            endpoint=self._endpoint,
+            heartbeat_ms=self.heartbeat_ms,
+            device_bytes=self.device_bytes,
+            minimum_bytes=self.minimum_bytes,
+            budget_bytes=self.budget_bytes,
+            answering=frozenset(one.request.session_id for one in memory.speeches.values()),
+            images=len(memory.images),
+            image_bytes=sum(map(len, memory.images.values())),
+            clients=[(one.name, one.cap_bytes, one.reserved_bytes) for one in memory.leases.values()],
+            sessions=list(memory.sessions.items()),
         )
-        self._send(lease.peer, status, request)
-
-    @staticmethod
-    def _client_status(lease_id: str, lease: _Lease) -> dict[str, Any]:
-        caps = {"cap_bytes": lease.cap_bytes, "reserved_bytes": lease.reserved_bytes}
-        return {"name": lease.name, "lease_id": lease_id, **caps}
+        self._send(lease.peer, _fake_status.status(standing), request)
 
     def _speak(self, speech: _Speech) -> None:
         """Says what may be said now: up to the gate, up to max_tokens. One piece counts as one token."""

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import zmq
@@ -20,6 +21,7 @@ from broker_rig import DEADLINE_S, Broker, RawClient, connected, eventually, run
 from fake_engine import answer_token
 
 from xlm.protocol import codec, messages
+from xlm.testing import FakeBroker
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
@@ -53,6 +55,37 @@ def test_says_and_tells_its_state(short_path: Path) -> None:
             assert status.throughput["reclaim"]["count"] == 1
             assert status.broker["pid"] == broker.process.pid
             assert 0 < status.broker["rss_bytes"] == pytest.approx(broker.rss_bytes(), rel=0.5)
+
+
+def test_the_fake_broker_of_the_sdk_tells_the_same_state(short_path: Path) -> None:
+    with running(short_path) as broker, FakeBroker() as fake:
+        broker.ready()
+        assert _keys(_state_of(fake.endpoint)) == _keys(_state_of(broker.endpoint))
+
+
+def _state_of(endpoint: str) -> dict[str, Any]:
+    client = RawClient(endpoint)
+    try:
+        client.hello()
+        client.ask(messages.SetBudget(cap_bytes=64 << 20), messages.Lease)
+        client.say(client.open_session(), "hello")
+        state: dict[str, Any] = msgspec.to_builtins(client.status())
+        state.pop("cause", None)  # of the request, not of the state
+        return state
+    finally:
+        client.close()
+
+
+OPEN_MAPS = {"versions", "os_report", "profile"}  # whose keys are of the machine
+
+
+def _keys(value: Any) -> Any:
+    """Keys all the way down; of a list those of its first entry."""
+    if isinstance(value, list):
+        return [_keys(one) for one in value[:1]]
+    if not isinstance(value, dict):
+        return None
+    return {key: None if key in OPEN_MAPS else _keys(one) for key, one in value.items()}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
