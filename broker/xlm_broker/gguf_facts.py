@@ -17,10 +17,8 @@ from xlm.protocol.link import Kind
 from xlm_broker.planner.memory import tier_tokens
 from xlm_broker.planner.sharding.quant import weight_type
 from xlm_broker.planner.sharding.shapes import (
-    SMALL_OPS_ATTENTION,
-    SMALL_OPS_EXPERTS,
-    SMALL_OPS_FFN,
     ModelShape,
+    router_product,
     scratch_bytes,
 )
 from xlm_broker.planner.sharding.tensors import FileTensor, expert_products, grouped, products
@@ -137,11 +135,9 @@ class _Header:
             device_bytes=sum(t.n_bytes for t in tensors),
             kv_bytes=round(row_bytes * n_ctx) if has_kv else 0,
             piece_bytes=min(max((t.n_bytes for t in tensors), default=0), MAX_PIECE_BYTES),
-            matmuls=() if sparse else products(tensors),
+            matmuls=(router_product(shape.n_embd, shape.n_expert),) if sparse else products(tensors),
             experts=expert_products(tensors, shape.n_expert, shape.n_expert_used) if sparse else (),
             attention=cache if has_kv else None,
-            small_ops={"attention": SMALL_OPS_ATTENTION, "experts": SMALL_OPS_EXPERTS, "output": 2}.get(
-                kind, SMALL_OPS_FFN
-            ),
+            small_ops=shape.small_ops(kind),
             last_token_only=kind == "output",
         )

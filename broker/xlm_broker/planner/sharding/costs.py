@@ -84,7 +84,7 @@ def build_costs(
 ) -> Costs:
     """Costs of a model on a machine. Asks the kernels once for each distinct sub-layer."""
     distinct, which = _distinct(work.units)
-    filled = [_tier(distinct, point, machine, kernels, capabilities, work.n_embd) for point in points]
+    filled = [_tier(distinct, point, machine, kernels, capabilities) for point in points]
     compute, busy, upload, link_share = (np.stack([tier[a] for tier in filled])[:, :, which] for a in range(4))
     weights = np.array([u.device_bytes for u in work.units], dtype=np.int64)
     pieces = np.minimum(np.array([u.piece_bytes or u.device_bytes for u in work.units], dtype=np.int64), weights)
@@ -116,21 +116,21 @@ def _hop(work: ModelWork, machine: Machine, point: TierPoint) -> float:
 
 
 def _tier(
-    units: Sequence[Unit], point: TierPoint, machine: Machine, kernels: Kernels, capabilities: Capabilities, n_embd: int
+    units: Sequence[Unit], point: TierPoint, machine: Machine, kernels: Kernels, capabilities: Capabilities
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """compute, busy, upload and link share of one tier, each [mode, distinct unit]."""
     shape = (N_MODES, len(units))
     compute, busy, upload, link_share = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.ones(shape)
     for i, unit in enumerate(units):
-        compute[:, i] = busy[:, i] = unit_ns(unit, point, kernels, "gpu", n_embd)
-        compute[CPU, i] = unit_ns(unit, point, kernels, "cpu", n_embd)
-        busy[CPU, i] = max(float(compute[CPU, i]), unit_ns(unit, point, kernels, "cpu_busy", n_embd))
+        compute[:, i] = busy[:, i] = unit_ns(unit, point, kernels, "gpu")
+        compute[CPU, i] = unit_ns(unit, point, kernels, "cpu")
+        busy[CPU, i] = max(float(compute[CPU, i]), unit_ns(unit, point, kernels, "cpu_busy"))
         link_share[CPU, i] = machine.link_under_cpu_share
         _fill_uploads(compute, busy, upload, link_share, i, unit, point, machine, capabilities)
     return compute, busy, upload, link_share
 
 
-def unit_ns(unit: Unit, point: TierPoint, kernels: Kernels, where: Where, n_embd: int) -> float:
+def unit_ns(unit: Unit, point: TierPoint, kernels: Kernels, where: Where) -> float:
     """Time of one sub-layer: its operations one after the other."""
     tokens = 1.0 if unit.last_token_only else float(point.tokens)
     total = sum(kernels.matmul(where, op, tokens) for op in unit.matmuls)
@@ -138,7 +138,7 @@ def unit_ns(unit: Unit, point: TierPoint, kernels: Kernels, where: Where, n_embd
     if unit.attention is not None:
         # causal: a token sees the cache before the step and, on average, half of the step
         total += kernels.attention(where, unit.attention, tokens, point.depth + (tokens + 1.0) / 2.0)
-    return total + unit.small_ops * kernels.small(where, n_embd, tokens)
+    return total + sum(kernels.small(where, op, row, tokens) for op, row in unit.small_ops)
 
 
 def _fill_uploads(

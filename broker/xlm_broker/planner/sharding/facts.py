@@ -15,9 +15,9 @@ from xlm.protocol.link import ModelFacts, SubLayer, Weight
 from xlm_broker.planner.memory import scratch_bytes, tier_tokens
 
 from .quant import WeightType, weight_type
-from .shapes import SMALL_OPS_ATTENTION, SMALL_OPS_EXPERTS, SMALL_OPS_FFN
+from .shapes import router_product
 from .tensors import FileTensor, expert_products, grouped, products
-from .work import Attention, Experts, MatMul, ModelWork, Unit
+from .work import Attention, Experts, MatMul, ModelWork, SmallOp, Unit, small_ops
 
 ORDER: Final = ("attention", "extras", "shared_experts", "experts", "ffn", "output")  # within a layer
 ASSUMED_GROUP: Final = 4  # query heads for each KV head
@@ -25,7 +25,6 @@ ASSUMED_HEAD_DIM: Final = 128
 ASSUMED_EXPERTS: Final = (64, 8)  # in all, used by a token
 SIZE_TOLERANCE: Final = 0.05  # between a sub-layer as the engine counts it and its tensors in the file ...
 PADDING_BYTES: Final = 4096  # ... and for each tensor, for alignment
-_SMALL_OPS: Final = {"attention": SMALL_OPS_ATTENTION, "experts": SMALL_OPS_EXPERTS, "output": 2}
 
 
 def work_from_facts(model: ModelFacts) -> ModelWork:
@@ -109,10 +108,10 @@ class _Builder:
             device_bytes=sub.device_bytes,
             kv_bytes=sub.kv_bytes,
             piece_bytes=sub.largest_piece_bytes or sub.device_bytes,
-            matmuls=() if sparse else self._products(sub),
+            matmuls=(router_product(self.n_embd, self._expert_counts()[0]),) if sparse else self._products(sub),
             experts=experts,
             attention=self._attention(sub) if sub.kv_bytes else None,
-            small_ops=_SMALL_OPS.get(sub.kind, SMALL_OPS_FFN),
+            small_ops=self._small_ops(sub),
             last_token_only=sub.kind == "output",
         )
 
@@ -133,6 +132,15 @@ class _Builder:
         """All its matrices as one: what can be said without the file's tensors."""
         rows = max(1, round(sub.device_bytes / self.type.bytes_per_weight / self.n_embd))
         return MatMul(self.type.name, self.n_embd, rows, float(sub.device_bytes))
+
+    def _small_ops(self, sub: SubLayer) -> tuple[SmallOp, ...]:
+        dim, used = self.hyper("head_dim"), 1
+        n_ff = self.hyper("n_ff")
+        if sub.kind == "experts":
+            used = self._expert_counts()[1]
+            n_ff = used * (self.hyper("n_ff_expert") or n_ff)
+        q, kv = self.hyper("n_head") * dim, self.hyper("n_head_kv") * dim
+        return small_ops(sub.kind, self.n_embd, q_width=q, kv_width=kv, n_ff=n_ff, n_used=used)
 
     def _expert_counts(self) -> tuple[int, int]:
         count, used = self.hyper("n_expert"), self.hyper("n_expert_used")

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import exp, log
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from .hardware import (
     CPU_CORE_ATTENTION_FLOPS_S,
@@ -37,7 +37,7 @@ class Kernels(Protocol):
 
     def attention(self, where: Where, op: Attention, tokens: float, context: float) -> float: ...
 
-    def small(self, where: Where, row_elements: int, tokens: float) -> float: ...
+    def small(self, where: Where, op: str, row_elements: int, tokens: float) -> float: ...
 
     def fallbacks(self) -> dict[str, int]:
         """How often each assumption was used, by name."""
@@ -81,7 +81,7 @@ class Roofline:
         by_flops = flops / (CPU_CORE_ATTENTION_FLOPS_S * m.cpu_threads)
         return 1e9 * max(by_bytes, by_flops) + m.cpu_op_ns
 
-    def small(self, where: Where, row_elements: int, tokens: float) -> float:
+    def small(self, where: Where, op: str, row_elements: int, tokens: float) -> float:
         moved = 3.0 * 4.0 * row_elements * tokens  # two rows read, one written, float32
         if where == "gpu":
             return 1e9 * moved / self.machine.device_bandwidth_bytes_s + self.machine.launch_ns
@@ -153,6 +153,9 @@ class _Surface:
         return _Curve.of((s, curve(tokens)) for s, curve in zip(self.sizes, self.curves, strict=True))(size)
 
 
+_STAND_INS: Final = {"ARGSORT": "SOFT_MAX"}  # operations that are not measured are taken for additions, but these
+
+
 @dataclass
 class Profiled:
     """Measured kernels of one machine for one CPU thread count. Not safe to share between threads."""
@@ -186,11 +189,13 @@ class Profiled:
         # points are by the cells there are; ``context`` is the mean that a token sees of them
         return surface(context + (tokens - 1) / 2, tokens)
 
-    def small(self, where: Where, row_elements: int, tokens: float) -> float:
-        surface = self._surface(where, "RMS_NORM", "F32", (0, 0, 0, 0))
-        if surface is None:
-            return self._missing("no points: small operations", self.fallback.small(where, row_elements, tokens))
-        return surface(row_elements, tokens)
+    def small(self, where: Where, op: str, row_elements: int, tokens: float) -> float:
+        for name in (op, _STAND_INS.get(op, "ADD"), "RMS_NORM"):
+            surface = self._surface(where, name, "F32", (0, 0, 0, 0))
+            if surface is not None:
+                return surface(row_elements, tokens)
+        ns = self.fallback.small(where, op, row_elements, tokens)
+        return self._missing("no points: small operations", ns)
 
     def _missing(self, name: str, ns: float) -> float:
         self._used[name] += 1

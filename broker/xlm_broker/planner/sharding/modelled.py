@@ -124,9 +124,9 @@ class Modelled:
         read = op.kv_bytes_per_token * cells + MASK_BYTES * tokens * cells + rows
         return self._ns(op.flops(tokens, cells), read)
 
-    def small(self, where: Where, row_elements: int, tokens: float) -> float:
+    def small(self, where: Where, op: str, row_elements: int, tokens: float) -> float:
         if where != "gpu":
-            return self.host.small(where, row_elements, tokens)
+            return self.host.small(where, op, row_elements, tokens)
         return self._ns(5.0 * row_elements * tokens, 3.0 * F32_BYTES * row_elements * tokens)
 
     def _ns(self, flops: float, read_bytes: float) -> float:

@@ -11,11 +11,8 @@ from xlm.errors import ShapeError
 from xlm_broker.planner.memory import tier_tokens
 
 from .quant import DEFAULT_WEIGHTS, WeightType, weight_type
-from .work import F32_BYTES, Attention, Experts, MatMul, ModelWork, Unit
+from .work import F32_BYTES, Attention, Experts, MatMul, ModelWork, SmallOp, Unit, small_ops
 
-SMALL_OPS_ATTENTION: Final = 8  # norm, ropes, q/k norms, cache writes, addition
-SMALL_OPS_FFN: Final = 4  # norm, gate, addition
-SMALL_OPS_EXPERTS: Final = 12  # norm, router: softmax, top-k, weights; gate, weighted sum
 SHAPE_PIECE_BYTES: Final = 64 << 20  # large matrices are streamed in parts of this size
 FILE_TOLERANCE: Final = 0.15  # stated and computed file size may differ by so much
 KV_TYPES: Final = ("F16", "BF16", "F32", "Q8_0")
@@ -46,6 +43,13 @@ class ModelShape:
     @property
     def sparse(self) -> bool:
         return self.n_expert > 0
+
+    def small_ops(self, kind: str) -> tuple[SmallOp, ...]:
+        """Of a sub-layer of that kind."""
+        n_ff = self.n_ff_expert * self.n_expert_used if kind == "experts" else self.n_ff
+        q, kv = self.n_head * self.head_dim, self.n_head_kv * self.head_dim
+        used = max(1, self.n_expert_used)
+        return small_ops(kind, self.n_embd, q_width=q, kv_width=kv, n_ff=n_ff, n_used=used)
 
     @property
     def attention_weights(self) -> int:
@@ -169,14 +173,16 @@ def _attention(shape: ModelShape, index: int, layer: int, n_ctx: int, kv_type: s
     return Unit(
         index, layer, "attention", _bytes(products), round(row_bytes * n_ctx), _piece(products), matmuls=products,
         attention=Attention(kv_type, shape.head_dim, shape.n_head, shape.n_head_kv, row_bytes),
-        small_ops=SMALL_OPS_ATTENTION,
+        small_ops=shape.small_ops("attention"),
     )  # fmt: skip
 
 
 def _ffn(shape: ModelShape, index: int, layer: int) -> Unit:
     up = (_matmul(shape, shape.n_embd, shape.n_ff),) * (2 if shape.gated else 1)
     products = (*up, _matmul(shape, shape.n_ff, shape.n_embd))
-    return Unit(index, layer, "ffn", _bytes(products), 0, _piece(products), matmuls=products, small_ops=SMALL_OPS_FFN)
+    return Unit(
+        index, layer, "ffn", _bytes(products), 0, _piece(products), matmuls=products, small_ops=shape.small_ops("ffn")
+    )
 
 
 def _experts(shape: ModelShape, index: int, layer: int) -> Unit:
@@ -185,16 +191,31 @@ def _experts(shape: ModelShape, index: int, layer: int) -> Unit:
         Experts(shape.weights.name, k, n, shape.n_expert, shape.n_expert_used, k * n * per_weight)
         for k, n in ((shape.n_embd, shape.n_ff_expert),) * 2 + ((shape.n_ff_expert, shape.n_embd),)
     )
+    router = (router_product(shape.n_embd, shape.n_expert),)
     return Unit(
-        index, layer, "experts", _bytes(products), 0, _piece(products), experts=products, small_ops=SMALL_OPS_EXPERTS
-    )
+        index, layer, "experts", _bytes(products), 0, _piece(products), experts=products, matmuls=router,
+        small_ops=shape.small_ops("experts"),
+    )  # fmt: skip
+
+
+def router_product(n_embd: int, n_expert: int) -> MatMul:
+    """The router is part of the small group, but computed with its experts."""
+    return MatMul("F32", n_embd, n_expert, float(F32_BYTES * n_embd * n_expert))
 
 
 def _output(shape: ModelShape, index: int) -> Unit:
     size = shape.n_vocab * shape.n_embd * shape.output.bytes_per_weight
     products = (MatMul(shape.output.name, shape.n_embd, shape.n_vocab, size),)
     return Unit(
-        index, -1, "output", _bytes(products), 0, _piece(products), matmuls=products, small_ops=2, last_token_only=True
+        index,
+        -1,
+        "output",
+        _bytes(products),
+        0,
+        _piece(products),
+        matmuls=products,
+        small_ops=shape.small_ops("output"),
+        last_token_only=True,
     )
 
 

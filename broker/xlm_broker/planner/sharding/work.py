@@ -62,6 +62,35 @@ class Attention:
         return 4.0 * self.n_head * self.head_dim * context * tokens
 
 
+SmallOp = tuple[str, int]  # ggml's operation, elements of a row; a row for each token
+
+
+def small_ops(
+    kind: str, n_embd: int, *, q_width: int = 0, kv_width: int = 0, n_ff: int = 0, n_used: int = 1
+) -> tuple[SmallOp, ...]:
+    """What a sub-layer runs besides its products, as llama.cpp builds it (llama-graph.cpp): norm and its scale, ropes,
+    cache rows (as copies), gate, residual; with experts the choice of them and the weighted sum of their rows.
+
+    ``n_ff``: rows of the hidden layer, of all experts a token uses.
+    """
+    norm = (("RMS_NORM", n_embd), ("MUL", n_embd))
+    gate, residual = ("SWIGLU", n_ff or 2 * n_embd), ("ADD", n_embd)
+    if kind == "attention":
+        q, kv = q_width or n_embd, kv_width or n_embd
+        return (*norm, ("ROPE", q), ("ROPE", kv), ("CPY", kv), ("CPY", kv), residual)
+    if kind == "experts":
+        choice = (
+            ("SOFT_MAX", n_embd),
+            ("ARGSORT", n_embd),
+            ("GET_ROWS", n_used),
+            ("SUM_ROWS", n_used),
+            ("DIV", n_used),
+        )
+        weighted = (("MUL", n_embd * n_used), *(("ADD", n_embd),) * max(1, n_used - 1))
+        return (*norm, *choice, gate, *weighted, residual)
+    return norm if kind == "output" else (*norm, gate, residual)
+
+
 @dataclass(frozen=True, slots=True)
 class Unit:
     """A unit of placement. Sizes in bytes as on the device; ``kv_bytes`` at full context."""
@@ -75,7 +104,7 @@ class Unit:
     matmuls: tuple[MatMul, ...] = ()
     experts: tuple[Experts, ...] = ()
     attention: Attention | None = None
-    small_ops: int = 0  # norms, ropes, additions ... a step runs in it
+    small_ops: tuple[SmallOp, ...] = ()
     last_token_only: bool = False  # sees the step's outputs, not its tokens
 
 
