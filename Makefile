@@ -1,6 +1,6 @@
 # make demo   - set-up, then the demo: a game and a language model share one VRAM budget
 # make test   - set-up, then the whole test suite (native with sanitizers, unit, integration)
-# make bench  - measures, and rewrites docs/benchmarks.md
+# make bench  - measures, also against stock llama.cpp, and rewrites docs/benchmarks.md
 # make lint   - ruff, mypy --strict, import-linter, clang-format, generated files
 # make setup  - only the set-up: .venv with everything the others need
 # make gpu-kit - packs build/gpu-kit/xlm-gpu-kit.tar.gz for a machine with an NVIDIA card

@@ -121,14 +121,19 @@ def rows(results: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+def measured(quick: bool, folder: Path = Path("build/bench"), threads: int = 0) -> list[dict[str, Any]]:
+    """``threads`` 0: all cores."""
+    return list(measure(folder.absolute(), LINKS[1::2] if quick else LINKS, threads or os.cpu_count() or 1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("build/bench"))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--quick", action="store_true", help="three links")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=int, default=0)
     options = parser.parse_args()
-    results = list(measure(options.work.absolute(), LINKS[1::2] if options.quick else LINKS, options.threads))
+    results = measured(options.quick, options.work, options.threads)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
     print("\n".join(rows(results)))

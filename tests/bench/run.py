@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from tests.bench import host_memory, pacing, reclaim, throughput
+from tests.bench import against_stock, host_memory, overlap, pacing, reclaim, throughput
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -79,6 +79,8 @@ def document(results: dict[str, Any]) -> list[str]:
         "throughput": ("Throughput, everything resident", throughput_rows),
         "host_memory": ("Host memory", memory_rows),
         "pacing": ("Frame times beside generation, by frame feedback", pacing.rows),
+        "overlap": ("Copies beside computing (modelled)", lambda result: overlap.rows(result["rows"])),
+        "stock": ("Against stock llama.cpp (modelled cards)", against_stock.rows),
     }
     for name, (title, rows) in titles.items():
         if name in results:
@@ -96,13 +98,15 @@ def rewrite(path: Path, lines: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds; does not touch docs/")
-    parser.add_argument("--only", choices=("reclaim", "throughput", "host_memory", "pacing"))
+    parser.add_argument("--only", choices=("reclaim", "throughput", "host_memory", "pacing", "overlap", "stock"))
     options = parser.parse_args()
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "reclaim": lambda: reclaim.measure(20 if options.quick else 200),
         "throughput": lambda: throughput.measure(3 if options.quick else 9),
         "host_memory": host_memory.measure,
         "pacing": lambda: pacing.measure(options.quick),
+        "overlap": lambda: {"rows": overlap.measured(options.quick)},
+        "stock": lambda: against_stock.measure(options.quick),
     }
     results: dict[str, Any] = {"machine": machine(), "date": time.strftime("%Y-%m-%d")}
     for name, part in parts.items():
