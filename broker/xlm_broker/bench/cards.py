@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from xlm.errors import ProfileError
-from xlm.protocol.link import DeviceConfig, SimConfig
 from xlm_broker.planner.sharding.hardware import GPU_LAUNCH_NS, LINK_LATENCY_NS, Machine, machine_from_row
 from xlm_broker.planner.sharding.kernels import Kernels, Roofline
+from xlm_broker.planner.sharding.modelled import CardRates
 from xlm_broker.planner.sharding.profile import MachineProfile
 from xlm_broker.planner.sharding.work import MatMul
 
@@ -48,18 +48,13 @@ class Rates:
     op_launch_ns: float = GPU_LAUNCH_NS
     graph_launch_ns: float = GRAPH_LAUNCH_NS
 
-    def device(self, vram_bytes: int) -> DeviceConfig:
-        extra = {
-            "compute_flops_per_s": self.flops_s,
-            "memory_bytes_per_s": self.memory_bytes_s,
-            "op_launch_ns": self.op_launch_ns,
-            "graph_launch_ns": self.graph_launch_ns,
-        }
-        sim = SimConfig(
-            vram_bytes=vram_bytes, link_bytes_per_s=self.link_bytes_s, link_latency_ns=self.link_latency_ns,
-            modelled=True, extra=extra,
+    @property
+    def card(self) -> CardRates:
+        return CardRates(
+            flops_s=self.flops_s, memory_bytes_s=self.memory_bytes_s, link_bytes_s=self.link_bytes_s,
+            op_launch_ns=self.op_launch_ns, graph_launch_ns=self.graph_launch_ns,
+            link_latency_ns=self.link_latency_ns, name=self.name,
         )  # fmt: skip
-        return DeviceConfig(kind="sim", sim=sim)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ from numpy.typing import NDArray
 
 from xlm_broker.planner.sharding.costs import CPU, RESIDENT, STREAM
 from xlm_broker.planner.sharding.plan import Planning
+from xlm_broker.planner.sharding.predict import costs_at
+from xlm_broker.planner.sharding.workload import tier_of
 
 FloatArray = NDArray[np.float64]
 
@@ -78,31 +80,19 @@ def _highest(f: Callable[[float], float], low: float, high: float) -> float:
     return max(ends, at_left, at_right)
 
 
-def step_limit_ns(planning: Planning, tier: int, budget_bytes: int) -> float:
-    """Of one step of a tier, by the rates the planner knows; with the work outside the graph (``costs.step``)."""
-    costs = planning.costs
-    tokens, depth = costs.points[tier].tokens, costs.points[tier].depth
-    units = planning.work.units
+def step_limit_ns(planning: Planning, tokens: int, depth: int, budget_bytes: int) -> float:
+    """Of one step, by the rates the planner knows; with the work outside the graph (``costs.step``)."""
+    costs, units = costs_at(planning, tokens, depth), planning.work.units
     used = np.array([u.experts[0].used_share(tokens) if u.experts else 1.0 for u in units])
     cache = np.array([u.attention.kv_bytes_per_token * depth if u.attention else 0.0 for u in units])
     weights = costs.weight_bytes.astype(np.float64)
+    scratch = planning.work.scratch_bytes[planning.tiers[tier_of(tokens, planning.tiers)]]
     return costs.step + limit_ns(
-        cpu=costs.compute[tier, CPU],
-        device=np.minimum(costs.compute[tier, RESIDENT], costs.compute[tier, STREAM]),
+        cpu=costs.compute[0, CPU],
+        device=np.minimum(costs.compute[0, RESIDENT], costs.compute[0, STREAM]),
         link_weights=weights * used / costs.link_bytes_ns,
         link_kv=cache / costs.link_bytes_ns,
         weight_bytes=weights,
         kv_bytes=costs.kv_bytes.astype(np.float64),
-        memory_bytes=budget_bytes - planning.work.small_bytes - planning.work.scratch_bytes[planning.tiers[tier]],
+        memory_bytes=budget_bytes - planning.work.small_bytes - scratch,
     )
-
-
-def request_limits_ns(planning: Planning, budget_bytes: int) -> tuple[float, float]:
-    """(time to the first token, time of a token) that no schedule beats at this budget."""
-    first = sum(
-        float(count) * step_limit_ns(planning, tier, budget_bytes)
-        for tier, count in enumerate(planning.prefill)
-        if count > 0
-    )
-    decode = int(np.flatnonzero(planning.decode)[0])
-    return first, step_limit_ns(planning, decode, budget_bytes)

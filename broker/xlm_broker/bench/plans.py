@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from xlm.protocol.link import DeviceFacts, ModelFacts, Schedule
-from xlm_broker.bench.grid import DECODE_TOKENS, Work
-from xlm_broker.bench.limit import request_limits_ns
+from xlm_broker.bench.grid import DECODE_TOKENS, Work, depths_to_time, ttft_ns
+from xlm_broker.bench.limit import step_limit_ns
 from xlm_broker.bench.statics import Times
 from xlm_broker.planner.sharding.costs import CPU, RESIDENT, STREAM, Costs
+from xlm_broker.planner.sharding.modelled import CardRates
 from xlm_broker.planner.sharding.plan import Planning, make_plan
 from xlm_broker.planner.sharding.planner import ShardingPlanner, to_schedule
+from xlm_broker.planner.sharding.predict import predicted_step
 from xlm_broker.planner.sharding.profile import MachineProfile
 from xlm_broker.planner.sharding.workload import Workload
 
@@ -31,12 +33,13 @@ class Planned:
     device: DeviceFacts
     work: Work
     profile: MachineProfile
+    card: CardRates
     threads: int
     planner: ShardingPlanner = field(init=False)
 
     def __post_init__(self) -> None:
         workload = Workload(prompt_tokens=self.work.prompt, decode_tokens=DECODE_TOKENS, depth=self.work.before)
-        self.planner = ShardingPlanner(profile=self.profile, workload=workload, threads=self.threads)
+        self.planner = ShardingPlanner(profile=self.profile, card=self.card, workload=workload, threads=self.threads)
 
     @property
     def planning(self) -> Planning:
@@ -53,16 +56,19 @@ class Planned:
             return None
         return to_schedule(plan, self.facts, budget_bytes, 1)
 
-    def limits(self, budget_bytes: int) -> Times:
-        return Times(*request_limits_ns(self.planning, budget_bytes))
+    def limits(self, budget_bytes: int, n_ubatch: int) -> Times:
+        """What no schedule beats."""
+        return self._times(lambda tokens, depth: step_limit_ns(self.planning, tokens, depth, budget_bytes), n_ubatch)
 
+    def predicted(self, schedule: Schedule, n_ubatch: int) -> Times:
+        """What the timing model says of a schedule."""
+        return self._times(lambda n, depth: predicted_step(self.planning, schedule, n, depth).total, n_ubatch)
 
-def predicted(schedule: Schedule) -> Times | None:
-    """What the planner said of it; None for a schedule that does not use the device and says nothing."""
-    found = schedule.predicted
-    if not found.get("decode_tps"):
-        return None
-    return Times(found["ttft_ms"] * 1e6, 1e9 / found["decode_tps"])
+    def _times(self, step: Callable[[int, int], float], n_ubatch: int) -> Times:
+        """From the very steps that are measured."""
+        tokens = min(self.work.prompt, n_ubatch)
+        ends = [step(tokens, depth + lead * tokens) for depth, lead in depths_to_time(self.work, n_ubatch)]
+        return Times(ttft_ns(ends[0], ends[-1], self.work.ubatches(n_ubatch)), step(1, self.work.depth))
 
 
 def _restricted(costs: Costs, kind: str) -> Costs:

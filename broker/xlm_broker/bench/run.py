@@ -21,7 +21,7 @@ from xlm_broker.bench.exact import exact_check
 from xlm_broker.bench.grid import DECODE_TOKENS, UBATCH, Case, Grid, Work
 from xlm_broker.bench.measure import Lazy, Step, StepTimes, name_of, steps_of, time_steps, times_of
 from xlm_broker.bench.models import BenchModel, bench_model
-from xlm_broker.bench.plans import KINDS, Planned, fingerprint, placements, predicted
+from xlm_broker.bench.plans import KINDS, Planned, fingerprint, placements
 from xlm_broker.bench.profiles import Cards, machine_threads, profiled_cards
 from xlm_broker.bench.statics import (
     Best,
@@ -72,8 +72,7 @@ class Bench:
         self.threads = machine_threads(options.threads)
         models = [bench_model(name, options.folder, self._tell) for name in options.grid.models]
         self.cards = profiled_cards(
-            options.folder / "profiles", options.grid.cards, [m.path for m in models], self.threads, VRAM_BYTES,
-            self._tell,
+            options.folder / "profiles", options.grid.cards, [m.path for m in models], self.threads, self._tell
         )  # fmt: skip
         self.store = Store(options.folder / "measured.jsonl", fresh=options.fresh)
         for model in models:
@@ -91,7 +90,7 @@ class Bench:
     def key(self, *parts: object) -> tuple[object, ...]:
         """With everything else a measurement depends on."""
         rates = [f"{r.name}:{r.link_bytes_s:.4g}:{r.flops_s:.4g}:{r.memory_bytes_s:.4g}" for r in self._rates()]
-        return (broker_version(), self.cards.ggml, self.threads, ",".join(rates), *parts)
+        return (broker_version(), self.cards.profile.key.ggml, self.threads, ",".join(rates), *parts)
 
     def _rates(self) -> Iterable[Rates]:
         return self.cards.rates.values()
@@ -99,10 +98,10 @@ class Bench:
     def result(self) -> dict[str, Any]:
         return {
             "date": datetime.now(UTC).date().isoformat(),
-            "cpu": self.cards.cpu,
+            "cpu": self.cards.profile.key.cpu,
             "threads": self.threads,
             "system": platform.system(),
-            "ggml": self.cards.ggml,
+            "ggml": self.cards.profile.key.ggml,
             "seconds": round(time.monotonic() - self._started),
             "n_ubatch": UBATCH,
             "decode_tokens": DECODE_TOKENS,
@@ -256,8 +255,7 @@ class ModelBench:
         for rates in self.rates:
             self.bench._tell(f"{self.model.name}: our plans on {rates.name}, context {n_ctx}")
             for work in [work for work in self.grid.works() if work.n_ctx == n_ctx]:
-                described = replace_description(device, self.cards.profiles[rates.name].key.gpu, rates)
-                planned = Planned(facts, described, work, self.cards.profiles[rates.name], self.bench.threads)
+                planned = Planned(facts, device, work, self.cards.profile, rates.card, self.bench.threads)
                 measured = [
                     Measured(setting, plain, used, times_of(work, steps[rates.name], UBATCH))
                     for setting, plain, used, steps in candidates[n_ctx]
@@ -288,26 +286,30 @@ class ModelBench:
             "prompt": case.work.prompt, "depth": case.work.depth, "n_ctx": n_ctx,
             "ours": _figures(times), "plan": schedule.summary, "memory": memory,
             "decode_places": placements(schedule, 1), "prompt_places": placements(schedule, case.work.prompt),
-            "limit": _figures(planned.limits(case.budget_bytes)),
+            "limit": _figures(planned.limits(case.budget_bytes, UBATCH)),
+            "predicted": _figures(planned.predicted(schedule, UBATCH)),
         }  # fmt: skip
-        said = predicted(schedule)
-        row["predicted"] = _figures(said) if said else {}
         for name, plain in (("ngl", True), ("static", False)):
             row[name] = _best_figures(best(measured, case.budget_bytes, DECODE_TOKENS, plain=plain))
         if (case.work.prompt, case.work.depth) in self.bench.options.kinds:
-            row["kinds"] = self._kinds(ours, case, planned, n_ctx, rates)
+            row["kinds"] = self._kinds(ours, case, planned, n_ctx, rates, times)
         return row
 
-    def _kinds(self, ours: Lazy, case: Case, planned: Planned, n_ctx: int, rates: Rates) -> dict[str, Any]:
+    def _kinds(
+        self, ours: Lazy, case: Case, planned: Planned, n_ctx: int, rates: Rates, chosen: Times
+    ) -> dict[str, Any]:
+        """Pure kinds of plans; one that takes so much longer than the chosen one is given up."""
+        step_s = chosen.ttft_ns / case.work.ubatches(UBATCH) / 1e9
+        limit_s = max(LEAST_LIMIT_S, min(SLOWEST_S, PATIENCE * step_s))
         found: dict[str, Any] = {}
         for name in KINDS:
             schedule = planned.kind(name, case.budget_bytes)
             if schedule is not None:
-                found[name] = _figures(self._measured_plan(ours, schedule, case, n_ctx, rates)[0])
+                found[name] = _figures(self._measured_plan(ours, schedule, case, n_ctx, rates, limit_s)[0])
         return found
 
     def _measured_plan(
-        self, ours: Lazy, schedule: Schedule, case: Case, n_ctx: int, rates: Rates
+        self, ours: Lazy, schedule: Schedule, case: Case, n_ctx: int, rates: Rates, limit_s: float = SLOWEST_S
     ) -> tuple[Times, dict[str, int]]:
         steps = steps_of([case.work], UBATCH)
 
@@ -315,18 +317,13 @@ class ModelBench:
             self._loaded(ours, n_ctx)
             ours.ask("schedule", schedule=schedule, budget_bytes=case.budget_bytes)
             ours.ask("memory")
-            found = time_steps(ours, steps, [rates], lambda _card, _step: SLOWEST_S)
+            found = time_steps(ours, steps, [rates], lambda _card, _step: limit_s)
             return {"steps": found, "memory": ours.ask("memory")}
 
         names = ",".join(name_of(step) for step in steps)
         key = self._key("plan", rates.name, fingerprint(schedule), n_ctx, names)
         found = self.store.once(measure, *key)
         return times_of(case.work, found["steps"][rates.name], UBATCH), dict(found["memory"])
-
-
-def replace_description(device: DeviceFacts, description: str, rates: Rates) -> DeviceFacts:
-    """The device as it is while that card is charged for."""
-    return msgspec.structs.replace(device, description=description, link_bytes_per_s=rates.link_bytes_s)
 
 
 def _ms(ns: float) -> float | None:

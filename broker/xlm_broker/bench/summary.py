@@ -52,7 +52,7 @@ def against_kinds(rows: Iterable[Row]) -> list[float]:
     """Chosen plan over the fastest pure kind, by the whole request; above 1 the choice was slower."""
     found = []
     for row in rows:
-        kinds = [k["request_ms"] for k in (row.get("kinds") or {}).values() if k]
+        kinds = [ms for k in (row.get("kinds") or {}).values() if (ms := k.get("request_ms"))]
         if kinds:
             found.append(row["ours"]["request_ms"] / min(kinds))
     return found
