@@ -279,7 +279,11 @@ class ModelBench:
         self, ours: Lazy, case: Case, planned: Planned, measured: list[Measured], n_ctx: int, rates: Rates
     ) -> dict[str, Any]:
         schedule = planned.schedule(case.budget_bytes)
+        said = planned.predicted(schedule, UBATCH)
         times, memory = self._measured_plan(ours, schedule, case, n_ctx, rates)
+        given_up = not isfinite(times.ttft_ns)
+        if given_up:  # a loss must count as one: at least what it was waited for
+            times = Times(max(said.ttft_ns, SLOWEST_S * 1e9 * case.work.ubatches(UBATCH)), times.token_ns)
         row: dict[str, Any] = {
             "model": case.model, "card": case.card, "model_bytes": self.model.path.stat().st_size,
             "budget_share": case.share, "budget_bytes": case.budget_bytes,
@@ -287,7 +291,7 @@ class ModelBench:
             "ours": _figures(times), "plan": schedule.summary, "memory": memory,
             "decode_places": placements(schedule, 1), "prompt_places": placements(schedule, case.work.prompt),
             "limit": _figures(planned.limits(case.budget_bytes, UBATCH)),
-            "predicted": _figures(planned.predicted(schedule, UBATCH)),
+            "predicted": _figures(said), "given_up": given_up,
         }  # fmt: skip
         for name, plain in (("ngl", True), ("static", False)):
             row[name] = _best_figures(best(measured, case.budget_bytes, DECODE_TOKENS, plain=plain))

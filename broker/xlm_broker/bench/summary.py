@@ -39,7 +39,8 @@ def ratios(rows: Iterable[Row], base: str, figure: str) -> list[float]:
 
 def errors(rows: Iterable[Row], figure: str) -> list[float]:
     """|predicted / measured - 1|."""
-    pairs = [(row.get("predicted", {}).get(figure), row["ours"].get(figure)) for row in rows]
+    measured = (row for row in rows if not (row.get("given_up") and figure != "token_ms"))
+    pairs = [(row.get("predicted", {}).get(figure), row["ours"].get(figure)) for row in measured]
     return [abs(p / m - 1.0) for p, m in pairs if p and m]
 
 
