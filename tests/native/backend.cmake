@@ -19,3 +19,14 @@ endforeach()
 set_tests_properties(${xlm_backend_tests} PROPERTIES
   TIMEOUT 1200
   ENVIRONMENT "TSAN_OPTIONS=suppressions=${CMAKE_CURRENT_SOURCE_DIR}/tsan.supp;OMP_WAIT_POLICY=passive")
+
+add_executable(backend_experts backend_experts.cpp)
+target_link_libraries(backend_experts PRIVATE xlm_backend_objects)
+target_compile_definitions(backend_experts PRIVATE XLM_SIM_LIBRARY="$<TARGET_FILE:ggml-xlm-sim>")
+add_dependencies(backend_experts ggml-xlm-sim)
+foreach(subject forms traffic prefill placements no_memory resize settle budgets reclaim allocations lost abort models bad_calls)
+  add_test(NAME backend_experts_${subject} COMMAND backend_experts ${subject})
+  set_tests_properties(backend_experts_${subject} PROPERTIES
+    TIMEOUT 300
+    ENVIRONMENT "TSAN_OPTIONS=suppressions=${CMAKE_CURRENT_SOURCE_DIR}/tsan.supp;OMP_WAIT_POLICY=passive")
+endforeach()

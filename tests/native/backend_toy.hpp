@@ -3,6 +3,7 @@
 #pragma once
 
 #include "backend_check.hpp"
+#include "backend_toy_moe.hpp"
 
 #include "xlm/xlm_device.h"
 #include "xlm/xlm_sim.h"
@@ -103,7 +104,8 @@ inline xlm_stats stats() {
     return result;
 }
 
-inline void set_placements(const std::vector<uint8_t> & placement, uint64_t ring_bytes, uint64_t reserve_bytes = 0) {
+inline void set_placements(const std::vector<uint8_t> & placement, uint64_t ring_bytes, uint64_t reserve_bytes = 0,
+                           const xlm_expert_policy * experts = nullptr) {
     const xlm_tier_schedule tier{sizeof(xlm_tier_schedule), UINT32_MAX, placement.data(), 0};
     const xlm_schedule schedule{sizeof(xlm_schedule),
                                 1,
@@ -113,7 +115,7 @@ inline void set_placements(const std::vector<uint8_t> & placement, uint64_t ring
                                 ring_bytes,
                                 reserve_bytes,
                                 7,
-                                nullptr,
+                                experts,
                                 0};
     CHECK_EQ(xlm_device_set_schedule(&schedule), XLM_OK);
 }
@@ -141,9 +143,11 @@ class Model {
 public:
     struct Layer {
         ggml_tensor *attn_norm, *q, *k, *v, *o, *ffn_norm, *gate, *up, *down;
+        MoeLayer moe;
     };
 
-    Model(bool on_xlm, int n_layers, uint32_t seed, bool tied = false) : on_xlm_(on_xlm), random_(seed) {
+    Model(bool on_xlm, int n_layers, uint32_t seed, bool tied = false, const Moe & moe = {})
+        : moe_form(moe), on_xlm_(on_xlm), random_(seed) {
         context_.reset(ggml_init({ggml_tensor_overhead() * 256, nullptr, true}));
         embedding = make(GGML_TYPE_F16, kEmbd, kVocab, "token_embd.weight");
         for (int il = 0; il < n_layers; il++)
@@ -162,11 +166,19 @@ public:
 
     ggml_tensor *embedding, *output_norm, *output;
     std::vector<Layer> layers;
+    const Moe moe_form;
 
 private:
     ggml_tensor * make(ggml_type type, int64_t ne0, int64_t ne1, const std::string & name) {
         ggml_tensor * tensor = ne1 == 1 ? ggml_new_tensor_1d(context_.get(), type, ne0)
                                         : ggml_new_tensor_2d(context_.get(), type, ne0, ne1);
+        ggml_set_name(tensor, name.c_str());
+        return tensor;
+    }
+
+    ggml_tensor * make_3d(ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2, const std::string & name) {
+        if (ne2 == 1) return make(type, ne0, ne1, name);
+        ggml_tensor * tensor = ggml_new_tensor_3d(context_.get(), type, ne0, ne1, ne2);
         ggml_set_name(tensor, name.c_str());
         return tensor;
     }
@@ -179,6 +191,10 @@ private:
         layer.v = make(GGML_TYPE_Q8_0, kEmbd, kEmbd, prefix + "attn_v.weight");
         layer.o = make(GGML_TYPE_F16, kEmbd, kEmbd, prefix + "attn_output.weight");
         layer.ffn_norm = make(GGML_TYPE_F32, kEmbd, 1, prefix + "ffn_norm.weight");
+        if (moe_form.n_experts > 0) {
+            layer.moe = make_moe(moe_form, kEmbd, prefix, [this](auto... of) { return make_3d(of...); });
+            return layer;
+        }
         layer.gate = make(GGML_TYPE_Q8_0, kEmbd, kFfn, prefix + "ffn_gate.weight");
         layer.up = make(GGML_TYPE_F16, kEmbd, kFfn, prefix + "ffn_up.weight");
         layer.down = make(GGML_TYPE_Q8_0, kFfn, kEmbd, prefix + "ffn_down.weight");
@@ -354,6 +370,10 @@ private:
             const Model::Layer & layer = model_.layers[il];
             x = ggml_add(context, x, attention(g, layer, il, scaled_norm(context, x, layer.attn_norm), n));
             ggml_tensor * y = scaled_norm(context, x, layer.ffn_norm);
+            if (model_.moe_form.n_experts > 0) {
+                x = ggml_add(context, x, moe_ffn(context, g.graph, model_.moe_form, layer.moe, y));
+                continue;
+            }
             y = ggml_mul(context, ggml_silu(context, ggml_mul_mat(context, layer.gate, y)),
                          ggml_mul_mat(context, layer.up, y));
             x = ggml_add(context, x, ggml_mul_mat(context, layer.down, y));

@@ -1,5 +1,7 @@
 #include "analyse.hpp"
 
+#include "experts_graph.hpp"
+
 #include "ggml-impl.h"
 
 #include <algorithm>
@@ -195,11 +197,6 @@ private:
     std::vector<SubLayer *> owners_;
 };
 
-// Inner backends fuse runs of nodes: the fused kernel reads the first node's sources while it
-// writes the last node's result, so the two must not share bytes although their lifetimes do not
-// meet. The longest pattern known (top-k of experts) spans ten nodes.
-constexpr int kFusionReach = 12;
-
 void extend(ScratchItem & item, int node) {
     if (item.first < 0) item.first = node;
 }
@@ -208,12 +205,15 @@ void extend(ScratchItem & item, int node) {
 
 GraphInfo analyse_graph(const ggml_cgraph & graph, Resolver & resolver) {
     GraphInfo info = Analysis(graph, resolver).run();
+    info.experts = find_expert_groups(graph, info);
     std::vector<uint8_t> all(info.nodes.size());
     for (size_t i = 0; i < all.size(); i++)
         all[i] = !info.nodes[i].cpu_only;
     std::vector<ScratchItem> items = scratch_items(info, all);
     for (int r : info.inputs) // uploaded ahead of their first use, by as much as a segment
         if (items[static_cast<size_t>(r)].first > 0) items[static_cast<size_t>(r)].first = 0;
+    for (const ExpertGroup & group : info.experts)
+        items.push_back({expert_scratch(group).bytes, group.first, group.last + kFusionReach});
     info.scratch_need_bytes = plan_scratch(items, 256).peak_bytes;
     return info;
 }
@@ -231,7 +231,8 @@ std::vector<ScratchItem> scratch_items(const GraphInfo & info, const std::vector
         const Root & root = info.roots[r];
         if (root.cls != RootClass::activation) items[r].first = -1;
         // Kept to the last use anywhere, so that a result is never lost before a CPU node or the end fetches it.
-        items[r].last = root.escapes ? static_cast<int>(info.nodes.size()) : root.last_use + kFusionReach;
+        items[r].last = root.escapes ? static_cast<int>(info.nodes.size())
+                                     : std::max(root.last_use, root.keep_until) + kFusionReach;
         items[r].bytes = root.device_bytes;
     }
     return items;

@@ -5,6 +5,7 @@
 // of validity is by root.
 #pragma once
 
+#include "experts_group.hpp"
 #include "registry.hpp"
 #include "scratch_plan.hpp"
 
@@ -36,6 +37,7 @@ struct Root {
     State * state = nullptr;
     int producer = -1;    // node that makes all of it; -1: there before the graph
     int last_use = -1;    // last node that touches it
+    int keep_until = -1;  // its place on the device is not reused before that node has run
     bool escapes = false; // somebody reads it after the graph
     bool written = false; // by a node of this graph
     uint64_t device_bytes = 0;
@@ -74,12 +76,18 @@ struct GraphInfo {
     std::vector<Unit> units;
     std::vector<int> inputs; // activation roots that were there before the graph
     std::vector<StateWrite> state_writes;
+    std::vector<ExpertGroup> experts;
     uint32_t n_tokens = 0;           // columns of the first matrix multiplication
     uint64_t scratch_need_bytes = 0; // device scratch if every unit ran on the device
     bool replayable = true;          // running it twice gives the same state
 };
 
 GraphInfo analyse_graph(const ggml_cgraph & graph, Resolver & resolver);
+
+// Inner backends fuse runs of nodes: the fused kernel reads the first node's sources while it
+// writes the last node's result, so the two must not share bytes although their lifetimes do not
+// meet. The longest pattern known (top-k of experts) spans ten nodes.
+constexpr int kFusionReach = 12;
 
 // Lifetimes on the device when `on_device[i]` says that node i runs there.
 std::vector<ScratchItem> scratch_items(const GraphInfo & info, const std::vector<uint8_t> & on_device);

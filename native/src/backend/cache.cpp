@@ -5,9 +5,14 @@
 namespace xlm {
 
 bool Cache::fits_beside_reserve(uint64_t bytes, uint64_t reserve_bytes) const {
+    return bytes <= room_beside_reserve(reserve_bytes);
+}
+
+uint64_t Cache::room_beside_reserve(uint64_t reserve_bytes) const {
     const LedgerView view = ledger_.view();
-    const uint64_t kept = view.of(Purpose::resident) + view.of(Purpose::kv);
-    return reserve_bytes <= view.budget_bytes && kept + bytes <= view.budget_bytes - reserve_bytes;
+    const uint64_t kept =
+        view.of(Purpose::resident) + view.of(Purpose::kv) + view.of(Purpose::expert_slots) + reserve_bytes;
+    return view.budget_bytes > kept ? view.budget_bytes - kept : 0;
 }
 
 void Cache::note_refusal() {
@@ -17,7 +22,10 @@ void Cache::note_refusal() {
 bool Cache::place_resident(SubLayer & sublayer, uint64_t reserve_bytes) {
     if (sublayer.copy) return true;
     if (sublayer.kind == XLM_KIND_LOOKUP || sublayer.device_bytes == 0) return false;
-    if (sublayer.kind != XLM_KIND_SMALL && !fits_beside_reserve(sublayer.device_bytes, reserve_bytes)) return false;
+    const uint64_t slots_bytes = sublayer.experts ? sublayer.experts->slots.bytes() : 0; // all experts need no slots
+    const uint64_t more_bytes = sublayer.device_bytes - std::min(sublayer.device_bytes, slots_bytes);
+    if (sublayer.kind != XLM_KIND_SMALL && !fits_beside_reserve(more_bytes, reserve_bytes)) return false;
+    drop_slots(sublayer);
     sublayer.copy = inner_.allocate(Purpose::resident, sublayer.device_bytes);
     sublayer.uploaded = false;
     if (!sublayer.copy) note_refusal();
@@ -62,7 +70,58 @@ bool Cache::point_at_copy(SubLayer & sublayer) {
     return true;
 }
 
+// Fewer slots than asked for are better than none, as long as they are worth the trouble.
+uint32_t Cache::slots_that_fit(const SubLayer & sublayer, uint64_t room_bytes) const {
+    const uint32_t wanted = std::min(sublayer.experts->policy.n_slots, sublayer.experts->n_experts);
+    const uint64_t each = expert_bytes(sublayer), overhead = slots_bytes(inner_, sublayer, 1) - each;
+    if (room_bytes < overhead + each) return 0;
+    uint32_t n = static_cast<uint32_t>(std::min<uint64_t>(wanted, (room_bytes - overhead) / each));
+    while (n > 0 && slots_bytes(inner_, sublayer, n) > room_bytes)
+        n--;
+    return n;
+}
+
+bool Cache::place_slots(SubLayer & sublayer, uint64_t reserve_bytes) {
+    ExpertState & state = *sublayer.experts;
+    const uint32_t wanted = std::min(state.policy.n_slots, state.n_experts), have = state.map.n_slots();
+    const uint64_t room = room_beside_reserve(reserve_bytes) + state.slots.bytes();
+    const uint32_t n = wanted == have ? have : slots_that_fit(sublayer, room);
+    // A few more slots are not worth losing what the ones there hold.
+    if (state.slots && have <= wanted && n < std::min(wanted, have + have / 2 + 1)) return true;
+    if (state.slots && n == have) return true;
+    drop_slots(sublayer);
+    if (n == 0) return false;
+    state.slots = inner_.allocate(Purpose::expert_slots, slots_bytes(inner_, sublayer, n));
+    if (!state.slots) {
+        note_refusal();
+        return false;
+    }
+    changed();
+    return set_up_slots(inner_, sublayer, n);
+}
+
+bool Cache::place_window(uint64_t bytes, uint64_t largest_expert_bytes) {
+    const LedgerView view = ledger_.view();
+    const uint64_t left = view.budget_bytes > view.used_bytes ? view.budget_bytes - view.used_bytes : 0;
+    const bool ok = window.ensure(std::min(bytes, left + window.bytes()), largest_expert_bytes);
+    if (!ok) note_refusal();
+    return ok;
+}
+
+void Cache::drop_slots(SubLayer & sublayer) {
+    if (!sublayer.experts || !sublayer.experts->slots) return;
+    inner_.synchronize(Stream::upload);
+    sublayer.experts->forget_slots();
+    stats_.n_evictions++;
+    changed();
+}
+
 void Cache::drop_resident(SubLayer & sublayer) {
+    drop_slots(sublayer);
+    drop_copy(sublayer);
+}
+
+void Cache::drop_copy(SubLayer & sublayer) {
     if (!sublayer.copy) return;
     sublayer.copy.reset();
     sublayer.uploaded = false;
@@ -94,7 +153,9 @@ void sort_for_eviction(std::vector<SubLayer *> & sublayers) {
 
 std::vector<SubLayer *> Cache::eviction_order() {
     std::vector<SubLayer *> order = registry_.sublayers();
-    order.erase(std::remove_if(order.begin(), order.end(), [](const SubLayer * s) { return !s->copy; }), order.end());
+    order.erase(std::remove_if(order.begin(), order.end(),
+                               [](const SubLayer * s) { return !s->copy && !(s->experts && s->experts->slots); }),
+                order.end());
     sort_for_eviction(order);
     return order;
 }
@@ -107,6 +168,10 @@ void Cache::shrink_to_budget() {
         if (!is_small(sublayer) && ledger_.over_budget()) drop_resident(*sublayer);
     for (State * state : registry_.states())
         if (ledger_.over_budget()) drop_state(*state);
+    if (ledger_.over_budget() && window.present()) {
+        window.drop();
+        changed();
+    }
     if (ledger_.over_budget() && ring.present()) {
         ring.drop();
         changed();
@@ -129,6 +194,7 @@ void Cache::drop_all() {
     for (State * state : registry_.states())
         drop_state(*state);
     if (ring.present()) ring.drop();
+    window.drop();
     drop_scratch();
     changed();
 }

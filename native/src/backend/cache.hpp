@@ -14,7 +14,7 @@ namespace xlm {
 class Cache {
 public:
     Cache(Inner & inner, Ledger & ledger, Registry & registry, Stats & stats)
-        : ring(inner, stats), inner_(inner), ledger_(ledger), registry_(registry), stats_(stats) {}
+        : ring(inner, stats), window(inner), inner_(inner), ledger_(ledger), registry_(registry), stats_(stats) {}
 
     // Rises whenever something a plan relied on changed.
     uint64_t epoch() const { return epoch_; }
@@ -25,6 +25,9 @@ public:
     bool place_state(State & state, uint64_t reserve_bytes);
     bool place_scratch(uint64_t bytes);
     bool place_ring(uint64_t bytes, uint64_t largest_piece_bytes);
+    // Slots for the schedule's number of experts, or for as many as there is memory for. False: for none.
+    bool place_slots(SubLayer & sublayer, uint64_t reserve_bytes);
+    bool place_window(uint64_t bytes, uint64_t largest_expert_bytes);
 
     // Points the shadows of a placed sub-layer at its copy, which is to be filled now.
     bool point_at_copy(SubLayer & sublayer);
@@ -32,7 +35,9 @@ public:
     // Drops copies in the fixed order until used <= budget. Nothing is in flight and nothing
     // on the device is newer than the host.
     void shrink_to_budget();
-    void drop_resident(SubLayer & sublayer);
+    void drop_resident(SubLayer & sublayer); // its slots too
+    void drop_copy(SubLayer & sublayer);
+    void drop_slots(SubLayer & sublayer);
     void drop_state(State & state);
     void drop_scratch(); // while no graph runs
     // Drops the resident copy that matters least, the small groups excepted; false: there is none.
@@ -43,8 +48,11 @@ public:
 
     const DeviceBuffer & scratch() const { return scratch_; }
     Ring ring;
+    ExpertWindow window;
 
 private:
+    uint64_t room_beside_reserve(uint64_t reserve_bytes) const;
+    uint32_t slots_that_fit(const SubLayer & sublayer, uint64_t room_bytes) const;
     bool fits_beside_reserve(uint64_t bytes, uint64_t reserve_bytes) const;
     void note_refusal();
     std::vector<SubLayer *> eviction_order();

@@ -4,6 +4,11 @@
 
 namespace xlm {
 
+static bool any_experts_stream(const std::vector<SubLayer *> & sublayers) {
+    return std::any_of(sublayers.begin(), sublayers.end(),
+                       [](const SubLayer * s) { return s->experts && s->wanted(XLM_PLACE_STREAM); });
+}
+
 Core & core() {
     static Core * instance = new Core;
     return *instance;
@@ -39,7 +44,7 @@ void Core::take_schedule() {
 }
 
 // Placements go into the sub-layers; what no tier keeps resident is dropped, the rest stays where it is.
-void Core::apply(const Schedule & taken) {
+void Core::apply(Schedule & taken) {
     const std::vector<SubLayer *> sublayers = registry.sublayers();
     if (!taken.placement.empty() && taken.placement.front().size() != sublayers.size())
         return; // a model ended meanwhile
@@ -56,10 +61,32 @@ void Core::apply(const Schedule & taken) {
     inner.synchronize_all();
     for (SubLayer * sublayer : sublayers) {
         const bool keep = sublayer->kind == XLM_KIND_SMALL ? any_device : sublayer->wanted(XLM_PLACE_RESIDENT);
-        if (!keep) cache.drop_resident(*sublayer);
+        if (!keep) cache.drop_copy(*sublayer);
     }
+    apply_experts(taken, sublayers);
     if (cache.ring.present() && (!any_stream || cache.ring.capacity_bytes() != taken.ring_bytes)) cache.ring.drop();
     cache.changed();
+}
+
+// Slots that are still wanted stay, with what they hold. Where other weights stream too, the window of the
+// experts gets half of the ring's memory.
+void Core::apply_experts(Schedule & taken, const std::vector<SubLayer *> & sublayers) {
+    bool others_stream = false;
+    for (SubLayer * sublayer : sublayers) {
+        others_stream |= sublayer->kind != XLM_KIND_EXPERTS && sublayer->wanted(XLM_PLACE_STREAM);
+        if (!sublayer->experts) continue;
+        ExpertState & state = *sublayer->experts;
+        state.policy = taken.experts.empty() ? xlm_expert_policy{} : taken.experts[sublayer->index];
+        const bool device = sublayer->wanted(XLM_PLACE_STREAM) || sublayer->wanted(XLM_PLACE_RESIDENT);
+        if (!device || state.map.n_slots() > state.policy.n_slots) cache.drop_slots(*sublayer);
+        const std::lock_guard<std::mutex> lock(state.mutex);
+        state.report.n_slots_wanted = state.policy.n_slots;
+    }
+    if (taken.expert_window_bytes == 0) {
+        taken.expert_window_bytes = others_stream ? taken.ring_bytes / 2 : taken.ring_bytes;
+        if (others_stream && any_experts_stream(sublayers)) taken.ring_bytes -= taken.expert_window_bytes;
+    }
+    if (cache.window.present() && cache.window.bytes() > taken.expert_window_bytes) cache.window.drop();
 }
 
 // False: the device or the budget refuses, or a reclaim came between; the copy is not whole then.
@@ -116,7 +143,33 @@ bool Core::settle(uint64_t max_bytes) {
         gate.serve_requests(); // nothing is in flight: a reclaim need not wait for the rest
         return true;
     }
+    for (SubLayer * sublayer : registry.sublayers()) {
+        if (fill_slots(*sublayer, max_bytes, uploaded_bytes)) return true;
+        if (inner.lost()) return false;
+        gate.serve_requests();
+    }
     return false;
+}
+
+// Empty slots take the experts that recent steps used most: after a reclaim they are asked for again.
+// True while something is left that `max_bytes` does not allow.
+bool Core::fill_slots(SubLayer & sublayer, uint64_t max_bytes, uint64_t & uploaded_bytes) {
+    if (!sublayer.experts || sublayer.copy || sublayer.experts->policy.n_slots == 0) return false;
+    if (!sublayer.wanted(XLM_PLACE_STREAM) && !sublayer.wanted(XLM_PLACE_RESIDENT)) return false;
+    ExpertState & state = *sublayer.experts;
+    if (!state.scores.seen() || !cache.place_slots(sublayer, schedule.reserve_bytes)) return false;
+    const uint64_t each = expert_bytes(sublayer);
+    const std::vector<SlotLoad> loads = fill_empty(state.map, state.scores.values(), state.n_experts);
+    size_t n = 0;
+    bool ok = true;
+    for (; ok && n < loads.size() && (uploaded_bytes == 0 || uploaded_bytes + each <= max_bytes); n++) {
+        ok = load_slot(inner, Stream::upload, sublayer, loads[n]);
+        uploaded_bytes += each;
+        stats.expert_bytes_uploaded += each;
+    }
+    if (n > 0 && !(ok && inner.synchronize(Stream::upload))) lose_device();
+    state.publish_slots();
+    return inner.usable() && n < loads.size();
 }
 
 void Core::lose_device() {

@@ -51,7 +51,9 @@ struct Core {
     void reclaim();                          // the gate's service
 
 private:
-    void apply(const Schedule & schedule);
+    void apply(Schedule & schedule);
+    void apply_experts(Schedule & schedule, const std::vector<SubLayer *> & sublayers);
+    bool fill_slots(SubLayer & sublayer, uint64_t max_bytes, uint64_t & uploaded_bytes);
     bool settle_one(SubLayer & sublayer, uint64_t reserve_bytes, WorkAhead & ahead);
     bool whole_without_scratch();
 };

@@ -144,6 +144,7 @@ ggml_status Executor::run_locked(ggml_cgraph & graph) {
     note_needs(info, n_tokens);
     read_state_rows(graph, info);
     const PlanLimits limits = limits_for(n_tokens);
+    experts_.begin_graph();
     on_host_.assign(info.roots.size(), 1);
     on_device_.assign(info.roots.size(), 0);
     host_state_changed_ = false;
@@ -172,6 +173,7 @@ PlanLimits Executor::limits_for(uint32_t n_tokens) {
     if (!decode && limits.max_segment_cost == UINT64_MAX) limits.max_units_in_flight = 1;
     limits.ring_bytes = core_.schedule.ring_bytes;
     limits.reserve_bytes = core_.schedule.reserve_bytes;
+    limits.window_bytes = core_.schedule.expert_window_bytes;
     return limits;
 }
 
@@ -182,6 +184,7 @@ ggml_status Executor::run_by_plans(ggml_cgraph & graph, Known & entry, uint32_t 
     for (;;) {
         Plan & plan = plan_for(entry, graph, tier, from, limits);
         core_.stats.n_fallback_cpu += plan.n_fallback;
+        core_.stats.expert_whole += plan.n_experts_whole;
         if (core_.inner.lost() && core_.ledger.view().used_bytes > 0) core_.lose_device();
         if (!plan.uses_device && from == 0) return run_all_on_cpu(graph, info);
         if (!inputs_saved) save_inputs(info);
@@ -423,11 +426,9 @@ Executor::Outcome Executor::prepare(const GraphInfo & info, Plan & plan, const S
 Executor::Outcome Executor::run_device_segment(ggml_cgraph & graph, const GraphInfo & info, Plan & plan,
                                                const Segment & segment, const PlanLimits & limits) {
     if (core_.trace.on()) core_.inner.label(label_of(info, segment.first, segment.last));
-    const Outcome prepared = prepare(info, plan, segment);
-    if (prepared != Outcome::done) return prepared;
-    if (!ahead_.make_room(pace_->predict_ns(segment.cost), segment.n_units, limits.max_units_in_flight) ||
-        !submit(graph, segment))
-        return Outcome::lost;
+    const Outcome submitted = segment.experts >= 0 ? run_experts(graph, info, plan, segment)
+                                                   : run_ordinary(graph, info, plan, segment, limits);
+    if (submitted != Outcome::done) return submitted;
     for (int r : segment.writes) {
         on_device_[static_cast<size_t>(r)] = 1;
         on_host_[static_cast<size_t>(r)] = 0;
@@ -459,13 +460,43 @@ bool Executor::write_back(const GraphInfo & info, const Segment & segment) {
     return true;
 }
 
+Executor::Outcome Executor::run_ordinary(ggml_cgraph & graph, const GraphInfo & info, Plan & plan,
+                                         const Segment & segment, const PlanLimits & limits) {
+    const Outcome prepared = prepare(info, plan, segment);
+    if (prepared != Outcome::done) return prepared;
+    const uint64_t ns = pace_->predict_ns(segment.cost);
+    const bool room = ahead_.make_room(ns, segment.n_units, limits.max_units_in_flight);
+    return room && submit(graph, segment) ? Outcome::done : Outcome::lost;
+}
+
+Executor::Outcome Executor::run_experts(ggml_cgraph & graph, const GraphInfo & info, Plan & plan,
+                                        const Segment & segment) {
+    switch (experts_.run(graph, info, plan, segment)) {
+    case ExpertRunner::Result::done: return Outcome::done;
+    case ExpertRunner::Result::interrupted: return Outcome::interrupted; // aborted too: the border notices
+    case ExpertRunner::Result::failed: return canonicalise(info, plan, segment.first) ? Outcome::failed : Outcome::lost;
+    default: return Outcome::lost;
+    }
+}
+
 bool Executor::submit(ggml_cgraph & graph, const Segment & segment) {
-    patch(segment);
-    ggml_cgraph view = view_of(graph, segment.first, segment.last);
-    const bool ok = core_.inner.compute(&view);
-    unpatch(segment);
+    bool ok = false;
+    {
+        const Patched patched(*this, segment);
+        ok = compute_range(graph, segment.first, segment.last);
+    }
+    return ok && note_submitted(segment);
+}
+
+bool Executor::compute_range(ggml_cgraph & graph, int first, int last) {
+    if (first > last) return true;
+    ggml_cgraph view = view_of(graph, first, last);
+    return core_.inner.compute(&view);
+}
+
+bool Executor::note_submitted(const Segment & segment) {
     core_.stats.n_segments_device++;
-    return ok && ahead_.submitted(*pace_, segment.cost, segment.n_units);
+    return ahead_.submitted(*pace_, segment.cost, segment.n_units);
 }
 
 void Executor::patch(const Segment & segment) {
@@ -496,15 +527,23 @@ void Executor::unpatch(const Segment & segment) {
     }
 }
 
+bool Executor::fetch_root(const GraphInfo & info, Plan & plan, int r) {
+    if (on_host_[static_cast<size_t>(r)]) return true;
+    const ggml_tensor * tensor = info.roots[static_cast<size_t>(r)].tensor;
+    const size_t bytes = ggml_nbytes(tensor);
+    if (bytes > 0 && !core_.inner.get(Stream::compute, &plan.shadows[static_cast<size_t>(r)], tensor->data, 0, bytes))
+        return false;
+    core_.stats.bytes_activations_down += bytes;
+    on_host_[static_cast<size_t>(r)] = 1;
+    return true;
+}
+
 bool Executor::canonicalise(const GraphInfo & info, Plan & plan, int from) {
     if (!core_.inner.present() || plan.shadows.empty()) return true;
     for (size_t r = 0; r < info.roots.size(); r++) {
         const Root & root = info.roots[r];
         if (on_host_[r] || (root.last_use < from && !root.escapes)) continue;
-        const size_t bytes = ggml_nbytes(root.tensor);
-        if (bytes > 0 && !core_.inner.get(Stream::compute, &plan.shadows[r], root.tensor->data, 0, bytes)) return false;
-        core_.stats.bytes_activations_down += bytes;
-        on_host_[r] = 1;
+        if (!fetch_root(info, plan, static_cast<int>(r))) return false;
     }
     for (const StateWrite & write : info.state_writes) {
         State & state = *info.roots[static_cast<size_t>(write.root)].state;

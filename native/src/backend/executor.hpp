@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core.hpp"
+#include "experts_run.hpp"
 #include "plan.hpp"
 
 #include <list>
@@ -19,7 +20,24 @@ public:
     void set_threads(int n_threads);
 
 private:
+    friend class ExpertRunner;
+
     enum class Outcome { done, replan, interrupted, lost, aborted, failed };
+
+    // Tensors of a segment point into device memory as long as this lives.
+    class Patched {
+    public:
+        Patched(Executor & executor, const Segment & segment) : executor_(executor), segment_(segment) {
+            executor_.patch(segment_);
+        }
+        ~Patched() { executor_.unpatch(segment_); }
+        Patched(const Patched &) = delete;
+        Patched & operator=(const Patched &) = delete;
+
+    private:
+        Executor & executor_;
+        const Segment & segment_;
+    };
 
     // A graph seen before, with the plan it last ran by.
     struct Known {
@@ -52,6 +70,8 @@ private:
     Outcome run_plan(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const PlanLimits & limits);
     Outcome run_device_segment(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment,
                                const PlanLimits & limits);
+    Outcome run_ordinary(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment,
+                         const PlanLimits & limits);
     Outcome run_cpu_segment(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment);
     Outcome prepare(const GraphInfo & info, Plan & plan, const Segment & segment);
     Outcome upload_copies(const Segment & segment);
@@ -59,12 +79,17 @@ private:
     bool upload_activations(const GraphInfo & info, Plan & plan, const Segment & segment);
     bool download_rows(State & state, const RangeSet & rows, Stream stream);
     bool write_back(const GraphInfo & info, const Segment & segment);
+    Outcome run_experts(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment);
     bool submit(ggml_cgraph & graph, const Segment & segment);
+    bool compute_range(ggml_cgraph & graph, int first, int last); // of a patched segment
+    bool note_submitted(const Segment & segment);
+    ggml_status compute_on_cpu(ggml_cgraph & graph) { return cpu_->iface.graph_compute(cpu_, &graph); }
     void patch(const Segment & segment);
     void unpatch(const Segment & segment);
 
     // Makes host memory canonical for everything that is read at node `from` or later.
     bool canonicalise(const GraphInfo & info, Plan & plan, int from);
+    bool fetch_root(const GraphInfo & info, Plan & plan, int r); // queued on compute
 
     Core & core_;
     ggml_backend_t cpu_;
@@ -80,6 +105,7 @@ private:
     std::vector<ggml_tensor *> saved_sources_;
     WorkAhead ahead_; // on the compute stream
     Pace * pace_ = nullptr;
+    ExpertRunner experts_{core_, *this};
     uint64_t epoch_ = 0;
 };
 

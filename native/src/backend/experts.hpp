@@ -20,6 +20,7 @@ public:
     // A step of n_tokens used expert e for pairs[e] of them.
     void note(const std::vector<uint32_t> & pairs, uint32_t n_tokens);
     const std::vector<double> & values() const { return values_; }
+    bool seen() const { return weight_ > 0; }
     // Part of the tokens that use expert e; 0 before the first step.
     double share(uint32_t expert) const { return weight_ > 0 ? values_[expert] / weight_ : 0; }
 

@@ -17,6 +17,12 @@ uint64_t round_up(uint64_t bytes, uint64_t alignment) {
 
 } // namespace
 
+void ExpertState::forget_slots() {
+    slots.reset();
+    map.reset(n_experts, 0);
+    publish_slots();
+}
+
 void ExpertState::publish_slots() {
     const std::lock_guard<std::mutex> lock(mutex);
     report.n_slots = map.n_slots();
@@ -68,6 +74,22 @@ uint64_t slots_bytes(const Inner & inner, const SubLayer & sublayer, uint32_t n_
     return bytes;
 }
 
+bool set_up_slots(Inner & inner, SubLayer & sublayer, uint32_t n_slots) {
+    ExpertState & state = *sublayer.experts;
+    state.map.reset(state.n_experts, n_slots);
+    state.compact.clear();
+    uint64_t offset = 0;
+    for (const auto & weight : sublayer.weights) {
+        ggml_tensor tensor = compact_tensor(*weight->tensor, n_slots);
+        tensor.buffer = state.slots.get();
+        tensor.data = state.slots.base() + offset;
+        offset += round_up(inner.alloc_bytes(&tensor) + kOverreadBytes, inner.alignment());
+        state.compact.push_back(tensor);
+    }
+    state.publish_slots();
+    return inner.clear(state.slots);
+}
+
 bool load_slot(Inner & inner, Stream stream, const SubLayer & sublayer, const SlotLoad & load) {
     ExpertState & state = *sublayer.experts;
     state.map.clear(load.slot);
@@ -102,6 +124,10 @@ void ExpertWindow::drop() {
     buffer_.reset();
     part_bytes_ = 0;
     all_read();
+}
+
+size_t ExpertWindow::experts_per_part(uint64_t largest_expert_bytes) const {
+    return part_bytes_ > kOverreadBytes ? (part_bytes_ - kOverreadBytes) / largest_expert_bytes : 0;
 }
 
 bool ExpertWindow::fill(const Weight & weight, const std::vector<uint32_t> & experts, ggml_tensor & tensor) {

@@ -26,7 +26,10 @@ struct ExpertReport {
 // The experts of a sub-layer whose tensors all have them along ne[2].
 class ExpertState {
 public:
-    explicit ExpertState(uint32_t n_experts) : n_experts(n_experts) { scores.reset(n_experts); }
+    explicit ExpertState(uint32_t n) : n_experts(n) {
+        scores.reset(n);
+        map.reset(n, 0);
+    }
 
     const uint32_t n_experts;
     xlm_expert_policy policy{}; // of the schedule; set while no graph runs
@@ -40,6 +43,7 @@ public:
     ExpertScores scores;
     ExpertReport report;
 
+    void forget_slots();  // gives the memory back; nothing reads it or writes to it
     void publish_slots(); // takes the mutex
     void set_mode(xlm_expert_mode mode);
 };
@@ -54,6 +58,9 @@ uint64_t slots_bytes(const Inner & inner, const SubLayer & sublayer, uint32_t n_
 
 // `weight` with n experts only. Data and buffer are the caller's business.
 ggml_tensor compact_tensor(const ggml_tensor & weight, uint32_t n_experts);
+
+// Lays out the freshly allocated slots: all of them empty, and zero. False: the device is lost.
+bool set_up_slots(Inner & inner, SubLayer & sublayer, uint32_t n_slots);
 
 // Copies one expert into its slot. The slot is empty while the copy is being queued: a failure half-way
 // leaves no slot that claims what it does not hold.
@@ -71,8 +78,8 @@ public:
     bool ensure(uint64_t bytes, uint64_t largest);
     bool present() const { return static_cast<bool>(buffer_); }
     uint64_t bytes() const { return buffer_.bytes(); }
-    uint64_t part_bytes() const { return part_bytes_; }
-    void drop(); // waits for uploads under way
+    size_t experts_per_part(uint64_t largest_expert_bytes) const; // 0 without a window
+    void drop();                                                  // waits for uploads under way
 
     // Nothing reads the window any more: the compute stream is idle.
     void all_read() { reads_.fill(nullptr); }

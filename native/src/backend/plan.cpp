@@ -1,5 +1,7 @@
 #include "plan.hpp"
 
+#include "experts_graph.hpp"
+
 #include <algorithm>
 #include <unordered_set>
 
@@ -40,6 +42,7 @@ public:
         plan_.tier = tier;
         plan_.from = from;
         plan_.max_segment_cost = limits.max_segment_cost;
+        plan_.experts.resize(info.experts.size());
     }
 
     Plan run() {
@@ -109,13 +112,16 @@ private:
             device_units_[u] = needs_[u].any_node;
         mark_nodes();
         // Nothing runs without scratch, so it comes before the copies; its exact size is known after the cuts.
-        const ScratchLayout estimate = plan_scratch(scratch_items(info_, on_device_), inner_.alignment());
+        std::vector<ScratchItem> items = scratch_items(info_, on_device_);
+        append_expert_items(items, [&](size_t g) { return may_go_by_expert(info_.experts[g]); });
+        const ScratchLayout estimate = plan_scratch(items, inner_.alignment());
         if (!cache_.place_scratch(estimate.peak_bytes)) {
             device_units_.assign(needs_.size(), 0);
             return;
         }
         place_small_groups();
         place_residents();
+        place_experts();
         place_streams();
         place_states();
     }
@@ -146,7 +152,86 @@ private:
             cache_.place_resident(*sublayer, limits_.reserve_bytes);
     }
 
-    static bool streams(const Weight * weight) { return !weight->sublayer->copy; }
+    // -- experts, one by one
+
+    bool may_go_by_expert(const ExpertGroup & group) const {
+        const size_t u = static_cast<size_t>(group.unit);
+        return device_units_[u] && needs_[u].wanted != XLM_PLACE_CPU && plan_.from <= group.first;
+    }
+
+    // Slots and, where a step may need more experts than there are slots, the window.
+    void place_experts() {
+        for (size_t g = 0; g < info_.experts.size(); g++) {
+            const ExpertGroup & group = info_.experts[g];
+            if (!may_go_by_expert(group) || group.sublayer->copy) continue;
+            const bool slots = group.sublayer->experts->policy.n_slots > 0 &&
+                               cache_.place_slots(*group.sublayer, limits_.reserve_bytes);
+            const uint32_t n_slots = slots ? group.sublayer->experts->map.n_slots() : 0;
+            const uint32_t n_needed = std::min(group.n_pairs(), group.sublayer->experts->n_experts);
+            const bool fits = n_slots >= n_needed && n_slots >= group.n_used;
+            plan_.experts[g].by_expert =
+                fits || cache_.place_window(limits_.window_bytes, largest_expert_bytes(*group.sublayer));
+            if (plan_.experts[g].by_expert) by_expert_.insert(group.sublayer);
+        }
+        settle_experts();
+    }
+
+    // All units of a sub-layer go the same way; its weights need no other place then.
+    void settle_experts() {
+        for (size_t u = 0; u < needs_.size(); u++)
+            for (Weight * weight : needs_[u].weights)
+                if (weight->sublayer == info_.units[u].sublayer && by_expert_.count(weight->sublayer) &&
+                    !unit_goes_by_expert(u))
+                    by_expert_.erase(weight->sublayer);
+        for (size_t g = 0; g < info_.experts.size(); g++)
+            plan_.experts[g].by_expert &= by_expert_.count(info_.experts[g].sublayer) > 0;
+        for (size_t u = 0; u < needs_.size(); u++) {
+            auto & weights = needs_[u].weights;
+            weights.erase(std::remove_if(weights.begin(), weights.end(),
+                                         [&](const Weight * w) { return by_expert_.count(w->sublayer) > 0; }),
+                          weights.end());
+            note_expert_mode(u);
+        }
+    }
+
+    bool unit_goes_by_expert(size_t u) const {
+        for (size_t g = 0; g < info_.experts.size(); g++)
+            if (info_.experts[g].unit == static_cast<int>(u)) return plan_.experts[g].by_expert;
+        return false;
+    }
+
+    void note_expert_mode(size_t u) {
+        SubLayer * sublayer = info_.units[u].sublayer;
+        if (!sublayer || !sublayer->experts || plan_.from > info_.units[u].first) return;
+        ExpertState & state = *sublayer->experts;
+        if (needs_[u].wanted == XLM_PLACE_CPU) return state.set_mode(XLM_EXPERTS_CPU);
+        if (sublayer->copy) return state.set_mode(XLM_EXPERTS_RESIDENT);
+        if (by_expert_.count(sublayer)) return state.set_mode(state.slots ? XLM_EXPERTS_SLOTS : XLM_EXPERTS_WINDOW);
+        const bool known = std::any_of(info_.experts.begin(), info_.experts.end(),
+                                       [&](const ExpertGroup & group) { return group.unit == static_cast<int>(u); });
+        state.set_mode(known ? XLM_EXPERTS_WHOLE_WINDOW : XLM_EXPERTS_WHOLE_GRAPH);
+        plan_.n_experts_whole++;
+    }
+
+    template <typename Wanted>
+    void append_expert_items(std::vector<ScratchItem> & items, Wanted wanted) const {
+        for (size_t g = 0; g < info_.experts.size(); g++) {
+            const ExpertGroup & group = info_.experts[g];
+            items.emplace_back();
+            if (wanted(g)) items.back() = {expert_scratch(group).bytes, group.first, group.last + kFusionReach};
+        }
+    }
+
+    // The group whose core begins at node i and is handled by expert; -1: none.
+    int group_at(int i) const {
+        for (size_t g = 0; g < info_.experts.size(); g++)
+            if (info_.experts[g].first == i && plan_.experts[g].by_expert &&
+                device_units_[static_cast<size_t>(info_.experts[g].unit)])
+                return static_cast<int>(g);
+        return -1;
+    }
+
+    bool streams(const Weight * weight) const { return !weight->sublayer->copy && !by_expert_.count(weight->sublayer); }
 
     void place_streams() {
         uint64_t largest = 0;
@@ -215,6 +300,11 @@ private:
                 else
                     segment->n_units++;
             }
+            if (const int group = device_units_.empty() ? -1 : group_at(i); group >= 0) {
+                if (i > segment->first) segment = &open(i);
+                segment->on_device = true;
+                segment->experts = group;
+            }
             if (!node.view) seen_work_ = true;
             if (node.owner != unit || open_cost_ == 0) open_cost_ += needs_[static_cast<size_t>(node.owner)].cost;
             if (on_device_[static_cast<size_t>(i)]) add_pieces(i);
@@ -234,7 +324,7 @@ private:
     bool streams(int unit) const {
         if (unit < 0 || device_units_.empty() || !device_units_[static_cast<size_t>(unit)]) return false;
         const auto & weights = needs_[static_cast<size_t>(unit)].weights;
-        return std::any_of(weights.begin(), weights.end(), [](const Weight * weight) { return streams(weight); });
+        return std::any_of(weights.begin(), weights.end(), [&](const Weight * weight) { return streams(weight); });
     }
 
     // Streamed weights of a node that the open segment does not have yet.
@@ -309,6 +399,7 @@ private:
         for (const Segment & segment : plan_.segments)
             for (int r : segment.needs)
                 items[static_cast<size_t>(r)].first = std::min(items[static_cast<size_t>(r)].first, segment.first);
+        append_expert_items(items, [&](size_t g) { return group_at(info_.experts[g].first) >= 0; });
         const ScratchLayout layout = plan_scratch(items, inner_.alignment());
         if (!cache_.place_scratch(layout.peak_bytes)) {
             plan_.uses_device = false;
@@ -316,6 +407,7 @@ private:
             return false;
         }
         make_shadows(items, layout);
+        place_slot_ids(layout);
         return true;
     }
 
@@ -332,12 +424,30 @@ private:
 
     void make_shadows(const std::vector<ScratchItem> & items, const ScratchLayout & layout) {
         plan_.shadows.resize(info_.roots.size());
-        for (size_t r = 0; r < items.size(); r++) {
+        for (size_t r = 0; r < info_.roots.size(); r++) {
             if (items[r].first < 0) continue;
             ggml_tensor & shadow = plan_.shadows[r] = *info_.roots[r].tensor;
             shadow.buffer = cache_.scratch().get();
             shadow.data = cache_.scratch().base() + layout.offsets[r];
             shadow.extra = nullptr;
+        }
+    }
+
+    void place_slot_ids(const ScratchLayout & layout) {
+        for (size_t g = 0; g < info_.experts.size(); g++) {
+            const ExpertGroup & group = info_.experts[g];
+            ExpertPlace & place = plan_.experts[g];
+            place.offset = layout.offsets[info_.roots.size() + g];
+            place.slot_ids = *group.ids;
+            ggml_tensor & ids = place.slot_ids;
+            ids.op = GGML_OP_NONE;
+            ids.view_src = nullptr;
+            ids.view_offs = 0;
+            std::fill(std::begin(ids.src), std::end(ids.src), nullptr);
+            ids.nb[1] = ids.nb[0] * group.n_used;
+            ids.nb[2] = ids.nb[3] = ids.nb[1] * group.n_tokens;
+            ids.buffer = cache_.scratch().get();
+            ids.data = cache_.scratch().base() + place.offset + expert_scratch(group).slot_ids;
         }
     }
 
@@ -347,10 +457,31 @@ private:
         patched_.clear();
         for (int i = segment.first; i <= segment.last; i++) {
             ggml_tensor * node = graph_.nodes[i];
+            const ExpertMatmul * matmul = expert_matmul(segment, i);
             for (ggml_tensor *& slot : node->src)
-                if (slot) patch_source(segment, slot);
+                if (slot && !(matmul && patch_expert_source(segment, *matmul, slot))) patch_source(segment, slot);
             patch_self(segment, node);
         }
+    }
+
+    const ExpertMatmul * expert_matmul(const Segment & segment, int i) const {
+        if (segment.experts < 0) return nullptr;
+        for (const ExpertMatmul & matmul : info_.experts[static_cast<size_t>(segment.experts)].matmuls)
+            if (matmul.node == i) return &matmul;
+        return nullptr;
+    }
+
+    // The matrix becomes that of the slots, the ids those of slots: one tensor for all, as fused kernels expect.
+    // Without slots the node itself is never submitted.
+    bool patch_expert_source(Segment & segment, const ExpertMatmul & matmul, ggml_tensor *& slot) {
+        const ExpertGroup & group = info_.experts[static_cast<size_t>(segment.experts)];
+        ExpertState & state = *group.sublayer->experts;
+        const bool matrix = slot == matmul.weight->tensor;
+        if (!matrix && slot != group.ids) return false;
+        if (matrix && !state.slots) return true;
+        ggml_tensor * slot_ids = &plan_.experts[static_cast<size_t>(segment.experts)].slot_ids;
+        segment.sources.push_back({&slot, matrix ? &state.compact[matmul.index] : slot_ids});
+        return true;
     }
 
     void note_need(Segment & segment, int r, int i) {
@@ -411,6 +542,7 @@ private:
     std::unordered_map<const ggml_tensor *, size_t> root_index_;
     std::unordered_set<const ggml_tensor *> patched_;
     std::vector<const Weight *> weights_; // of the segment being listed
+    std::unordered_set<const SubLayer *> by_expert_;
 };
 
 } // namespace

@@ -36,8 +36,16 @@ struct Segment {
     std::vector<SubLayer *> residents;
     std::vector<State *> states;
     std::vector<Weight *> pieces;
+    int experts = -1; // its first nodes are the core of this group (GraphInfo::experts), handled by expert
     std::vector<DataPatch> data;
     std::vector<SourcePatch> sources;
+};
+
+// Where a group of experts finds its scratch.
+struct ExpertPlace {
+    bool by_expert = false;
+    uint64_t offset = 0; // in the scratch
+    ggml_tensor slot_ids{};
 };
 
 struct Plan {
@@ -46,17 +54,19 @@ struct Plan {
     int from = 0; // first node
     uint64_t max_segment_cost = UINT64_MAX;
     bool uses_device = false;
-    uint32_t n_fallback = 0; // units the schedule wanted on the device
+    uint32_t n_fallback = 0;      // units the schedule wanted on the device
+    uint32_t n_experts_whole = 0; // units of experts that are not handled by expert
     std::vector<Segment> segments;
     std::vector<Weight *> stream_order;
     std::vector<ggml_tensor> shadows;     // device places of activation roots, by root
     std::deque<ggml_tensor> view_shadows; // of views of weights
+    std::deque<ExpertPlace> experts;      // by GraphInfo::experts; their addresses stay
 };
 
 struct PlanLimits {
     uint32_t max_units_in_flight = 1;
     uint64_t max_segment_cost = UINT64_MAX; // of more than one sub-layer
-    uint64_t ring_bytes = 0, reserve_bytes = 0;
+    uint64_t ring_bytes = 0, reserve_bytes = 0, window_bytes = 0;
 };
 
 // Takes device memory as it goes; what cannot be had runs on the CPU.

@@ -254,7 +254,7 @@ void Registry::forget(const ggml_tensor * tensor) {
         SubLayer & sublayer = *weight->second->sublayer;
         sublayer.copy.reset(); // the copy holds offsets of all its weights
         sublayer.uploaded = false;
-        if (sublayer.experts) sublayer.experts->slots.reset();
+        if (sublayer.experts) sublayer.experts->forget_slots();
         auto & list = sublayer.weights;
         list.erase(std::remove_if(list.begin(), list.end(), [&](auto & w) { return w->tensor == tensor; }), list.end());
         weights_.erase(weight);
