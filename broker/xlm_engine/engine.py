@@ -18,6 +18,7 @@ from xlm_engine import device as devices
 from xlm_engine import gguf_check, logs, template_child, warmup
 from xlm_engine.batcher import Batcher
 from xlm_engine.channel import Channel, ImagesChanged, Message, Wake
+from xlm_engine.experts import ExpertFigures
 from xlm_engine.images.gate import Gate
 from xlm_engine.images.source import Images
 from xlm_engine.llama_log import LlamaLog
@@ -76,6 +77,7 @@ class Engine:
         self._pacer: Final = Pacer()
         self._log: Final = LlamaLog()
         self._device: Device | None = None
+        self._experts: ExpertFigures | None = None
         self._runtime: Runtime | None = None
         self._stopping = False
         self._backlog: list[Message] = []
@@ -195,6 +197,7 @@ class Engine:
 
     def _loaded(self, runtime: Runtime, start: link.Start, scratch: dict[int, int], began: float) -> link.Loaded:
         assert self._device is not None
+        self._experts = ExpertFigures(self._device)
         inner = self._device.description() if start.device.kind != "none" else ""
         device = devices.facts(
             self._device, start.device, n_threads=devices.n_threads_of(start.model.n_threads),
@@ -278,6 +281,7 @@ class Engine:
             return {}
         try:
             memory, stats = device.memory(), device.stats()
+            experts = self._experts.read() if self._experts is not None else []
         except XlmError:
             return {}
         return {
@@ -293,6 +297,7 @@ class Engine:
             "schedule_id": stats["schedule_id"],
             "bytes_streamed": stats["bytes_streamed"],
             "device_lost": bool(stats["device_lost"]),
+            "experts": experts,
             "detail": {**stats, "peak_used_bytes": memory.peak_used_bytes, **self._pace()},
         }
 

@@ -82,6 +82,7 @@ class DeviceWatch:
     def stats(self, stats: link.Stats, budget_bytes: int, card: Card, *, slowed: bool = False) -> None:
         """``slowed``: on purpose (frame pacing), so that the rate of tokens tells nothing of the driver."""
         self._engine.stats, self._engine.rss_bytes = stats, stats.host_rss_bytes
+        self._engine.experts = stats.experts or self._engine.experts
         if stats.device_lost and not self._engine.lost:
             self._lose("device_lost", "the device is lost; generation goes on on the CPU")
         elif not stats.device_lost and self._engine.lost and self._probed:

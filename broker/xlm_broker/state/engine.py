@@ -43,6 +43,7 @@ class Engine:
     model: link.ModelFacts | None = None  # of the last load; kept over restarts
     device: link.DeviceFacts | None = None
     stats: link.Stats | None = None
+    experts: list[link.ExpertStats] = field(default_factory=list)  # the last that were told
     lost: bool = False  # the device is gone or could not be opened; everything runs on the CPU
     failures: int = 0  # deaths in a row without a generated token between them
     restarts: int = 0

@@ -55,7 +55,7 @@ class EngineLife:
             return
         self._engine.incarnation += 1
         self._engine.alive, self._engine.heard_ns = True, self._core.now_ns
-        self._engine.stats, self._engine.lost = None, False
+        self._engine.stats, self._engine.experts, self._engine.lost = None, [], False
         self._engine.steps, self._engine.hung, self._engine.stage = 0, False, ""
         self._spawn_ns = None
         self._told = "", self._core.now_ns

@@ -15,6 +15,7 @@ from .budgets import Budgets
 from .core import Client, Core
 from .device_watch import DeviceWatch
 from .engine import Engine, Problem
+from .expert_summary import experts_summary
 from .images import Images
 from .leases import HEARTBEATS_PER_TTL
 from .pacing import Pacing
@@ -113,6 +114,7 @@ class StatusReport:
             "ring_bytes": stats.ring_bytes,
             "scratch_bytes": stats.scratch_bytes,
             "bytes_streamed": stats.bytes_streamed,
+            "experts": experts_summary(self._engine.experts),
             "over_budget_events": stats.over_budget_events,
             "lost": self._engine.lost,
             "degraded": self._engine.lost or (device is not None and device.degraded),
