@@ -241,6 +241,7 @@ TEST(calls_without_a_broker_fail_at_once_and_wishes_are_kept) {
     broker("release");
     broker("restart\tremember");
     REQUIRE(game.in_state(XLM_CLIENT_READY));
+    REQUIRE(game.until(XLM_EVENT_SESSION_RESUMED));
     CHECK_EQ(game.of(XLM_EVENT_SESSION_RESUMED).size(), 1u);
     CHECK(game.of(XLM_EVENT_SESSION_RESUMED)[0].session == greta);
     game.say(greta);

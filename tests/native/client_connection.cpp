@@ -232,6 +232,53 @@ TEST(wishes_and_sessions_are_restored_before_it_is_ready) {
     CHECK_EQ(session.state.load(), std::uint32_t(XLM_SESSION_OPEN));
 }
 
+TEST(a_game_hears_that_it_is_ready_before_it_hears_of_its_sessions) {
+    Fixture f;
+    f.make_ready();
+    xlm_session & first = f.open_session();
+    xlm_session & second = f.open_session();
+    f.connection.lost(0, "gone");
+    f.connection.tick(10 * second_ns);
+    f.welcome(10 * second_ns);
+    const std::uint64_t last = f.last_id();
+    f.shell.events.clear();
+    f.opened(last - 1, true);
+    CHECK(f.shell.events.empty());
+    f.opened(last, false);
+    REQUIRE(f.shell.events.size() == 3);
+    CHECK_EQ(f.shell.events[0].kind, xlm_event_kind(XLM_EVENT_STATE));
+    CHECK_EQ(f.shell.events[0].state, xlm_client_state(XLM_CLIENT_READY));
+    CHECK_EQ(f.shell.events[1].kind, xlm_event_kind(XLM_EVENT_SESSION_RESUMED));
+    CHECK(f.shell.events[1].session == &first);
+    CHECK_EQ(f.shell.events[2].kind, xlm_event_kind(XLM_EVENT_SESSION_RESET));
+    CHECK(f.shell.events[2].session == &second);
+}
+
+TEST(a_session_that_began_anew_unheard_is_not_told_as_resumed) {
+    Fixture f;
+    f.make_ready();
+    f.open_session();
+    f.open_session();
+    f.connection.lost(0, "gone");
+    f.connection.tick(10 * second_ns);
+    f.welcome(10 * second_ns);
+    const std::uint64_t last = f.last_id();
+    f.shell.events.clear();
+    f.opened(last - 1, false); // and the connection breaks before the other one is back
+    f.connection.lost(10 * second_ns, "gone again");
+    f.connection.tick(30 * second_ns);
+    f.welcome(30 * second_ns);
+    const std::uint64_t again = f.last_id();
+    f.shell.events.clear();
+    f.opened(again - 1, true);
+    f.refused(again, "too_many_sessions");
+    REQUIRE(f.shell.events.size() == 3);
+    CHECK_EQ(f.shell.events[0].kind, xlm_event_kind(XLM_EVENT_STATE));
+    CHECK_EQ(f.shell.events[1].kind, xlm_event_kind(XLM_EVENT_SESSION_RESET));
+    CHECK_EQ(f.shell.events[2].kind, xlm_event_kind(XLM_EVENT_SESSION_LOST));
+    CHECK_EQ(f.shell.events[2].failure.result, XLM_ERROR_TOO_MANY_SESSIONS);
+}
+
 TEST(a_refused_wish_is_not_asked_for_again) {
     Fixture f;
     f.make_ready();

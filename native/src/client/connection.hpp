@@ -99,8 +99,11 @@ private:
         xlm_overflow overflow = XLM_OVERFLOW_ERROR;
         bool was_open = false;
         bool lost = false;
-        std::uint64_t opening = 0; // the request; 0: none
-        Command * held = nullptr;  // said before it was open
+        std::uint64_t opening = 0;            // the request; 0: none
+        Command * held = nullptr;             // said before it was open
+        xlm_event_kind news = XLM_EVENT_NONE; // to be told once the state is READY: the game may speak again then
+        std::uint32_t n_ctx = 0;
+        Failure why; // of SESSION_LOST
         Conversation(xlm_session * of, Memory * memory) : handle(of), system(memory), id(memory) {}
     };
 
@@ -139,6 +142,7 @@ private:
     void close_session(xlm_session * session);
     void open(Conversation & conversation);
     void opened(Call & call, const Reply & reply);
+    void tell_news(Conversation & conversation);
     void not_opened(Conversation & conversation, const Failure & why);
     void say(Command & command);
     void send_say(Command & command, Conversation & conversation);

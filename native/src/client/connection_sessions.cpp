@@ -41,11 +41,24 @@ void Connection::opened(Call & call, const Reply & reply) {
     conversation->opening = 0;
     conversation->was_open = true;
     conversation->handle->state.store(XLM_SESSION_OPEN, std::memory_order_relaxed);
-    Event & event = fresh(kind, conversation->handle, 0);
-    event.number = static_cast<std::uint32_t>(std::clamp<std::int64_t>(reply.n_ctx, 0, UINT32_MAX));
-    event.text = reply.session_id;
-    shell_.publish(event);
+    conversation->n_ctx = static_cast<std::uint32_t>(std::clamp<std::int64_t>(reply.n_ctx, 0, UINT32_MAX));
+    // One that began anew, of which the game has not heard because the connection broke again, did not resume.
+    if (conversation->news != XLM_EVENT_SESSION_RESET) conversation->news = kind;
+    if (phase_ == Phase::ready) tell_news(*conversation);
     if (Command * held = std::exchange(conversation->held, nullptr)) send_say(*held, *conversation);
+}
+
+void Connection::tell_news(Conversation & conversation) {
+    const xlm_event_kind kind = std::exchange(conversation.news, XLM_EVENT_NONE);
+    if (kind == XLM_EVENT_NONE) return;
+    Event & event = fresh(kind, conversation.handle, 0);
+    if (kind == XLM_EVENT_SESSION_LOST) {
+        event.failure = conversation.why;
+    } else {
+        event.number = conversation.n_ctx;
+        event.text = conversation.id;
+    }
+    shell_.publish(event);
 }
 
 void Connection::not_opened(Conversation & conversation, const Failure & why) {
@@ -61,9 +74,9 @@ void Connection::not_opened(Conversation & conversation, const Failure & why) {
     conversation.lost = true;
     conversation.handle->state.store(XLM_SESSION_LOST, std::memory_order_relaxed);
     drop_held(conversation, why);
-    Event & event = fresh(XLM_EVENT_SESSION_LOST, conversation.handle, 0);
-    event.failure = why;
-    shell_.publish(event);
+    conversation.news = XLM_EVENT_SESSION_LOST;
+    conversation.why = why;
+    if (phase_ != Phase::restoring) tell_news(conversation);
 }
 
 void Connection::close_session(xlm_session * session) {
@@ -142,6 +155,8 @@ void Connection::ready_if_restored() {
         if (call != pending_.end() && call->second.restoring) return;
     }
     move_to(Phase::ready, {});
+    for (Conversation & conversation : conversations_) // in the order in which a game can act on it
+        tell_news(conversation);
 }
 
 } // namespace xlm::client

@@ -230,7 +230,8 @@ enum {
     XLM_EVENT_LEASE           = 2,  /* a budget or reservation ticket `id` is done: `lease`, or `error` */
     XLM_EVENT_STATUS          = 3,  /* a status ticket `id` is done: `status`, or `error` */
     XLM_EVENT_SESSION_OPENED  = 4,  /* `session`; `text` is its id, to resume it in a later connection */
-    XLM_EVENT_SESSION_RESUMED = 5,  /* after a reconnection: nothing was forgotten */
+    XLM_EVENT_SESSION_RESUMED = 5,  /* after a reconnection, as the two below behind the STATE that says READY:
+                                       nothing was forgotten */
     XLM_EVENT_SESSION_RESET   = 6,  /* after a reconnection: open again, but the broker knew it no more, so it
                                        begins anew with its system text */
     XLM_EVENT_SESSION_LOST    = 7,  /* `error` says why it was refused */
