@@ -42,6 +42,26 @@ def test_bad_model_file(bad_models: Path, code: str) -> None:
         assert broker.process.poll() is None
 
 
+def test_a_bad_setting_of_the_virtual_gpu_is_told_to_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLM_SIM", "vrma=1GiB")
+    with running_broker(wait=False, require_gpu=True) as broker:
+        error = broker.wait_ready()["error"]
+        assert error["code"] == "device_not_found"
+        assert "XLM_SIM" in error["message"]
+        assert "vrma" in error["message"]
+        with broker.connect() as client:
+            assert "vrma" in client.status().engine["error"]["message"]
+
+
+def test_without_a_needed_device_it_is_told_in_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLM_SIM", "vrma=1GiB")
+    with running_broker(wait=False) as broker:
+        broker.wait_ready()
+        with broker.connect() as client:
+            status = client.status()
+            assert "vrma" in f"{status.engine['error']} {status.device['description']}"
+
+
 def run_broker(broker: RunningBroker) -> subprocess.CompletedProcess[str]:
     return subprocess.run(broker.command(), capture_output=True, text=True, timeout=180)
 

@@ -63,6 +63,13 @@ static ggml_backend_init_t find_entry(void * library) {
     return nullptr;
 }
 
+// The virtual GPU can say what is wrong (a bad XLM_SIM, another ggml); of others the driver is missing.
+static std::string why_none(void * library) {
+    void * function = find_symbol(library, "xlm_sim_last_error");
+    const std::string said = function ? reinterpret_cast<const char * (*)()>(function)() : "";
+    return said.empty() ? "no device driver was found" : said;
+}
+
 void Inner::load(const std::string & library, uint32_t index) {
     std::string reason;
     library_ = open_library(library, reason);
@@ -70,7 +77,7 @@ void Inner::load(const std::string & library, uint32_t index) {
     ggml_backend_init_t init = find_entry(library_);
     if (!init) throw ApiError(XLM_ERR_NO_DEVICE, library + " is not a ggml backend (no ggml_backend_init)");
     ggml_backend_reg_t registry = init();
-    if (!registry) throw ApiError(XLM_ERR_NO_DEVICE, library + " found no device driver");
+    if (!registry) throw ApiError(XLM_ERR_NO_DEVICE, library + " offers no device: " + why_none(library_));
     if (registry->api_version != GGML_BACKEND_API_VERSION)
         throw ApiError(XLM_ERR_ABI_MISMATCH,
                        library + " has ggml backend API " + std::to_string(registry->api_version) +
