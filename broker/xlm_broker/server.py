@@ -23,6 +23,7 @@ from xlm.protocol.endpoints import Endpoint
 from xlm.protocol.messages import MAX_FRAME_BYTES
 from xlm_broker.folders import prepare_folder
 from xlm_broker.lock import EndpointLock, lock_path
+from xlm_broker.open_files import Doorman
 
 # Frames over MAX_FRAME_BYTES get a typed refusal; libzmq cuts the connection only far above, without a word.
 _CUT_BYTES: Final = 4 * MAX_FRAME_BYTES
@@ -72,13 +73,18 @@ class Server:
     Not thread-safe. Owns the lock, the socket and its file; ``close`` removes all three.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: Endpoint) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: Endpoint, *, most_files: int | None = None
+    ) -> None:
+        """``most_files``: with so many files open in this process no further connection is taken. None: any number."""
         self._context = context
         self._endpoint = endpoint
         self._lock: EndpointLock | None = None
         self._socket: zmq.Socket[bytes] | None = None
         self._receiver: Receiver | None = None
         self._outboxes: dict[bytes, _Outbox] = {}
+        self._most_files = most_files
+        self._doorman: Doorman | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: asyncio.Handle | None = None
         self._retry: asyncio.Handle | None = None
@@ -105,12 +111,17 @@ class Server:
         self._receiver = receiver
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.FD, self._on_readable)
+        if self._most_files is not None:
+            self._doorman = Doorman(self._socket, self._most_files)
         self._schedule()
 
     def close(self) -> None:
         """Delivers what is queued for at most 0.3 s, then removes socket, file and lock. Safe to call twice."""
         if self._loop is not None and self._socket is not None:
             self._loop.remove_reader(self._socket.FD)
+        if self._doorman is not None:
+            self._doorman.close()
+            self._doorman = None
         for handle in (self._wake, self._retry):
             if handle is not None:
                 handle.cancel()

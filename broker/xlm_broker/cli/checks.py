@@ -23,6 +23,7 @@ from xlm.protocol.endpoints import Endpoint, parse_endpoint
 from xlm.protocol.link import DeviceConfig
 from xlm_broker.config import demo_model
 from xlm_broker.devices import Devices, detect
+from xlm_broker.open_files import ENOUGH_FILES, file_limits
 from xlm_broker.planner.wire import Standing
 from xlm_broker.profile_choice import ADVICE, profile_of
 from xlm_broker.profile_store import default_path
@@ -98,6 +99,7 @@ def all_checks(
     yield machine_profile((find_profile or profile_standing)(devices))
     yield from endpoint_checks(endpoint)
     yield free_memory()
+    yield open_files(file_limits())
     yield demo_model_file()
 
 
@@ -325,6 +327,18 @@ def free_memory() -> Check:
             "memory", "warn", detail, "weights live in host memory: close something, or take a small model", data
         )
     return Check("memory", "ok", detail, data=data)
+
+
+def open_files(limits: tuple[int, int] | None) -> Check:
+    """``limits``: soft and hard; the broker raises the first to the second by itself."""
+    if limits is None:
+        return Check("open files", "ok", "no limit that matters here")
+    soft, hard = limits
+    detail = f"at most {hard} (now {soft}; the broker raises it); half of them are for connections"
+    data = {"soft": soft, "hard": hard}
+    if hard < ENOUGH_FILES:
+        return Check("open files", "warn", detail, f"raise the hard limit: ulimit -Hn {ENOUGH_FILES}, as root", data)
+    return Check("open files", "ok", detail, data=data)
 
 
 def demo_model_file() -> Check:

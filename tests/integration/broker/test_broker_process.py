@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -438,6 +439,44 @@ def test_sockets_closed_without_goodbye_keep_nobody_out(short_path: Path) -> Non
             assert refused.wait_kind(messages.Error).code == "too_many_clients"
             for one in (refused, *newcomers):
                 one.close()
+
+
+FEW_FILES = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))"
+
+
+@pytest.mark.parametrize("endpoint", ["", "tcp://127.0.0.1:*"])
+def test_a_flood_of_connections_is_refused_and_survived(short_path: Path, endpoint: str) -> None:
+    """libzmq would end the process for want of an open file."""
+    (short_path / "model.gguf").write_bytes(b"GGUF")
+    broker = Broker(short_path, endpoint=endpoint, patch=FEW_FILES)
+    sockets: list[socket.socket] = []
+    try:
+        broker.ready()
+        with connected(broker, "was here") as client:
+            assert psutil.Process(broker.process.pid).rlimit(psutil.RLIMIT_NOFILE) == (200, 200)
+            sockets = [_plain_connection(broker.endpoint) for _ in range(400)]
+            files = psutil.Process(broker.process.pid).num_fds
+            eventually(lambda: files() <= 100 and "connections_refused" in broker.log(), "the flood is shut out")
+            assert len(client.say(client.open_session(), "still here?")[0]) == 8
+            for one in sockets:
+                one.close()
+            eventually(lambda: files() <= 60, "the flood is over")
+            with connected(broker, "comes later") as newcomer:
+                assert newcomer.status().engine["state"] == "ready"
+    finally:
+        for one in sockets:
+            one.close()
+        broker.stop()
+
+
+def _plain_connection(endpoint: str) -> socket.socket:
+    """Connects and says nothing. The pause is for a broker that must be seen to refuse, not to be overrun."""
+    host, _, port = endpoint.partition("://")[2].rpartition(":")
+    tcp = endpoint.startswith("tcp")
+    made = socket.socket(socket.AF_INET if tcp else socket.AF_UNIX)
+    made.connect((host, int(port)) if tcp else endpoint.partition("://")[2])
+    time.sleep(0.002)
+    return made
 
 
 def _admitted(broker: Broker) -> RawClient | None:

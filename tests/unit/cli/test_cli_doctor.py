@@ -186,3 +186,13 @@ def test_without_a_profile_nobody_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(checks, "default_path", lambda: tmp_path / "none.sqlite")
     monkeypatch.setattr(checks, "identify", lambda _config: pytest.fail("asked"))
     assert checks.profile_standing(Devices()).state == "missing"
+
+
+@pytest.mark.parametrize(
+    ("limits", "state"), [(None, "ok"), ((1024, 1 << 20), "ok"), ((1024, 1024), "warn"), ((256, 4096), "ok")]
+)
+def test_too_few_open_files_are_told(limits: tuple[int, int] | None, state: str) -> None:
+    check = checks.open_files(limits)
+    assert check.state == state
+    assert limits is None or str(limits[1]) in check.detail
+    assert ("ulimit" in check.advice) == (state == "warn")
