@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +67,11 @@ class Costs:
     link_bytes_ns: float  # bytes per ns
     capabilities: Capabilities
     alike: NDArray[np.int64]  # [unit] equal numbers: equal in everything above
+
+    @cached_property
+    def slowdown(self) -> FloatArray:
+        """[tier, mode, unit] how much longer a unit takes while the link is busy; at least 1."""
+        return np.asarray(np.maximum(self.busy / np.maximum(self.compute, 1e-9), 1.0), dtype=np.float64)
 
     @property
     def n_units(self) -> int:

@@ -20,7 +20,7 @@ DMA, ``share`` what is left of the link's rate meanwhile. Activations travel fir
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,72 +37,58 @@ def step_times(costs: Costs, tier: IntArray, modes: ModeArray, ring_ns: FloatArr
     time, _ = rows.run(np.zeros(len(tier)))
     if costs.capabilities.ring_across_steps:
         time, _ = rows.run(rows.left_over)
+        # one of many equal steps: what one prefetches for the next, it has to upload itself in the long run
+        time = np.maximum(time, rows.total + rows.fixed)
     return time
 
 
 class _Rows:
-    """Arrays [unit, row] of the recurrence, so that a unit's row is contiguous."""
+    """Arrays [unit, row] of the recurrence, so that a unit's row is contiguous.
+
+    What does not depend on the link's position is computed for all units at once, so that little is left for the loop:
+
+        dur  = max(compute, need - U)                with need = max(first + U + compute, W + compute * piece share)
+        gain = min(limit - U, dur * pace)            of the position; pace = slowdown * share
+        T    = fixed + sum(dur) + sum(gain * cost)   cost = (1 - 1/slowdown) / share
+    """
 
     def __init__(self, costs: Costs, tier: IntArray, modes: ModeArray, ring_ns: FloatArray) -> None:
         unit = np.arange(costs.n_units)
         flat = (tier[None, :] * costs.compute.shape[1] + modes.T) * costs.n_units + unit[:, None]
         self.compute = costs.compute.ravel()[flat]
         upload = costs.upload.ravel()[flat]
-        self.share = costs.link_share.ravel()[flat]
-        self.slowdown = costs.busy.ravel()[flat] / np.maximum(self.compute, 1e-9)
-        self.lost = 1.0 - 1.0 / np.maximum(self.slowdown, 1.0)
+        share, slowdown = costs.link_share.ravel()[flat], costs.slowdown.ravel()[flat]
+        self.pace = slowdown * share
+        self.cost = (1.0 - 1.0 / slowdown) / share
         piece = costs.piece_share[:, None] * (upload > 0)
-        self.until = np.cumsum(upload, axis=0)
-        self.first = self.until - upload * (1.0 - piece)
-        self.last = self.compute * piece
-        self.total = self.until[-1] if len(unit) else np.zeros(len(tier))
+        until = np.cumsum(upload, axis=0)
+        self.need = np.maximum(until - upload * (1.0 - piece) + self.compute, until + self.compute * piece)
+        self.total = until[-1] if len(unit) else np.zeros(len(tier))
         ahead = np.minimum(ring_ns, self.total) if costs.capabilities.ring_across_steps else 0.0
-        self.limit = np.minimum(self.until + ring_ns, self.total + ahead)
+        self.limit = np.minimum(until + ring_ns, self.total + ahead)
         self.fixed = costs.step + hop_times(costs, tier, modes)
         self.left_over = np.zeros(len(tier))
-        # of a unit, in any row: whether the long forms of the formulas are needed
+        # of a unit, in any row: whether the formulas' longer forms are needed
         self.uploads = upload.any(axis=1).tolist()
-        self.shared = (self.share < 1.0).any(axis=1).tolist()
-        self.hosted = (modes == CPU).any(axis=0).tolist()
+        self.paced = (self.pace != 1.0).any(axis=1).tolist()
 
     def run(self, uploaded: FloatArray) -> tuple[FloatArray, FloatArray]:
-        time, done = self.fixed.copy(), uploaded.copy()
-        scratch = np.empty((3, len(time)))
+        done, paced = uploaded.copy(), np.empty(len(uploaded))
+        lasting, gain = self.compute.copy(), np.empty_like(self.compute)
         for i in range(len(self.compute)):
-            lasting = self._lasting(i, done, scratch) if self.uploads[i] else self.compute[i]
-            time += lasting
-            self._link(i, lasting, time, done, scratch)
+            own, gained = lasting[i], gain[i]
+            if self.uploads[i]:
+                np.subtract(self.need[i], done, out=paced)
+                np.maximum(own, paced, out=own)
+            np.subtract(self.limit[i], done, out=gained)
+            if self.paced[i]:
+                np.multiply(own, self.pace[i], out=paced)
+                np.minimum(gained, paced, out=gained)
+            else:
+                np.minimum(gained, own, out=gained)
+            done += gained
         self.left_over = np.maximum(done - self.total, 0.0)
-        return time, done
-
-    def _lasting(self, i: int, done: FloatArray, scratch: FloatArray) -> FloatArray:
-        """``dur`` of the formulas above."""
-        wait: FloatArray = scratch[0]
-        other = scratch[1]
-        np.subtract(self.first[i], done, out=wait)
-        np.maximum(wait, 0.0, out=wait)
-        wait += self.compute[i]
-        np.subtract(self.until[i], done, out=other)
-        np.maximum(other, 0.0, out=other)
-        other += self.last[i]
-        np.maximum(wait, other, out=wait)
-        return wait
-
-    def _link(self, i: int, lasting: FloatArray, time: FloatArray, done: FloatArray, scratch: FloatArray) -> None:
-        """What the link does beside a unit, and what that costs the unit."""
-        other, link = scratch[1], scratch[2]
-        np.subtract(self.limit[i], done, out=link)
-        if not self.hosted[i] and not self.shared[i]:
-            np.minimum(link, lasting, out=link)
-            done += link
-            return
-        link /= self.share[i]
-        np.multiply(lasting, self.slowdown[i], out=other)
-        np.minimum(link, other, out=link)
-        np.multiply(link, self.lost[i], out=other)
-        time += other
-        link *= self.share[i]
-        done += link
+        return self.fixed + lasting.sum(axis=0) + (gain * self.cost).sum(axis=0), done
 
 
 def hop_times(costs: Costs, tier: IntArray, modes: ModeArray) -> FloatArray:
@@ -148,9 +134,11 @@ class StepTrace:
 def trace_step(costs: Costs, tier: int, modes: ModeArray, ring_ns: float) -> StepTrace:
     """The same recurrence for one step, unit by unit; the second of two equal ones where the ring outlives a step."""
     traced = _trace(costs, tier, modes, ring_ns, 0.0)
-    if costs.capabilities.ring_across_steps and traced.segments:
-        return _trace(costs, tier, modes, ring_ns, max(0.0, traced.segments[-1].uploaded - traced.link))
-    return traced
+    if not (costs.capabilities.ring_across_steps and traced.segments):
+        return traced
+    traced = _trace(costs, tier, modes, ring_ns, max(0.0, traced.segments[-1].uploaded - traced.link))
+    more = max(0.0, traced.link + costs.step + traced.hops - traced.total)  # as in step_times
+    return replace(traced, total=traced.total + more, wait=traced.wait + more)
 
 
 def _trace(costs: Costs, tier: int, modes: ModeArray, ring_ns: float, done: float) -> StepTrace:

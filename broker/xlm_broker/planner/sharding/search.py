@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT, STREAM, Costs, FloatArray
 from .counts import counted_states
-from .exact import LISTED_UNITS, MAX_UNITS, improve_exactly, improve_listed
+from .exact import MAX_UNITS, improve_exactly
 from .improve import Improver
 from .pipeline import IntArray, hop_times
 from .problem import RING_PIECES, SMALL_UNITS, Solution, StateArray, Task, on_cpu, ring_for, simulate, state_bytes
@@ -60,17 +60,10 @@ def search(task: Task, keep: StateArray | None = None) -> Solution:
     starts = _starts(task, finalists, _simulated(task, finalists))
     improved = _improved(task, starts, orders, exchange=keep is None)
     best = min([best, *improved], key=lambda s: s.objective)
-    if keep is None and MAX_UNITS < task.costs.n_units <= LISTED_UNITS:
-        ordered = sorted(finalists, key=lambda p: p.estimate)
-        best = improve_listed(task, best, [*_own_set(best), *((p.state, p.reach) for p in ordered)])
-    if keep is None and task.costs.n_units <= MAX_UNITS:
+    if keep is None and 0 < task.costs.n_units <= MAX_UNITS:
         best = improve_exactly(task, best, [r for r in range(1, task.costs.n_tiers + 1) if task.room(r) > 0])
     best = _all_tiers(task, best)
     return replace(best, bound=min(bound, best.objective))
-
-
-def _own_set(best: Solution) -> list[tuple[StateArray, int]]:
-    return [(best.state, best.reach)] if best.reach else []
 
 
 def _starts(task: Task, proposals: Sequence[_Proposal], found: Sequence[Solution]) -> list[Solution]:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from xlm_broker.planner.sharding.costs import CPU, RESIDENT, STREAM, STREAM_KV, Capabilities, Costs, TierPoint
+from xlm_broker.planner.sharding.exact import _Lattice
 from xlm_broker.planner.sharding.pipeline import step_times
-from xlm_broker.planner.sharding.problem import RING_PIECES, Task, default_effort, ring_for
+from xlm_broker.planner.sharding.problem import RING_PIECES, Task, default_effort, on_cpu, ring_for
 
 MIB = 1 << 20
 
@@ -89,12 +90,44 @@ def optimum(task: Task, known: float = np.inf) -> float:
     return best
 
 
+def better_than(task: Task, goal: float) -> float | None:
+    """An objective below ``goal`` that some plan reaches, or None: there is none.
+
+    Every set whose bound (tested apart, against ``_with_state``) is below the goal is computed with all assignments.
+    """
+    lattice, host = _Lattice.of(task.costs), on_cpu(task)
+    assert lattice is not None
+    if host.objective < goal:
+        return host.objective
+    for reach in range(1, task.costs.n_tiers + 1):
+        if task.room(reach) <= 0:
+            continue
+        beyond = float(host.times[reach:] @ task.weights[reach:])
+        bounds = lattice.bounds(task, host, reach, range(task.costs.n_tiers))
+        for flat in np.flatnonzero(bounds < goal):
+            found = _with_state(task, lattice.state(int(flat)), reach) + beyond
+            if found < goal:
+                return found
+    return None
+
+
+def sets_and_bounds(task: Task, reach: int) -> Iterator[tuple[float, float]]:
+    """(bound, least objective) of every resident set that fits."""
+    lattice, host = _Lattice.of(task.costs), on_cpu(task)
+    assert lattice is not None
+    bounds = lattice.bounds(task, host, reach, range(task.costs.n_tiers))
+    beyond = float(host.times[reach:] @ task.weights[reach:])
+    for flat in np.flatnonzero(np.isfinite(bounds)):
+        yield float(bounds[flat]), _with_state(task, lattice.state(int(flat)), reach) + beyond
+
+
 def _with_state(task: Task, state: NDArray[np.int8], reach: int) -> float:
     costs, ring = task.costs, ring_for(task, state, reach)
     total = 0.0
     for tier in range(reach):
         allowed = [_modes(costs, u, int(state[u]), ring) for u in range(costs.n_units)]
-        modes = np.array(list(product(*allowed)), dtype=np.uint8)
+        choice = np.indices([len(a) for a in allowed]).reshape(len(allowed), -1)
+        modes = np.stack([np.array(a, dtype=np.uint8)[c] for a, c in zip(allowed, choice, strict=True)], axis=1)
         rows = len(modes)
         times = step_times(costs, np.full(rows, tier), modes, np.full(rows, costs.ring_ns(ring)))
         total += float(times.min()) * float(task.weights[tier])
