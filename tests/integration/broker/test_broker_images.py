@@ -157,7 +157,8 @@ def test_hostile_uploads_change_nothing_for_others(eyes: Callable[..., Broker]) 
 
 def test_memory_is_bounded_whatever_is_begun(eyes: Callable[..., Broker]) -> None:
     """1,000 uploads that are never ended, 1,000 images, and peers that vanish: the store stays under its limit."""
-    broker = eyes("--image-max", "1MiB", "--image-store", "4MiB", "--image-store-all", "8MiB")
+    limits = ("--image-max", "1MiB", "--image-store", "4MiB", "--image-store-all", "8MiB")
+    broker = eyes(*limits, "--heartbeat-ms", "2000")
     with xlm.connect(broker.endpoint, name="watch", timeout=DEADLINE_S) as watch:
         for number in range(4):
             with connected(broker, f"begins-{number}") as client:
@@ -167,6 +168,7 @@ def test_memory_is_bounded_whatever_is_begun(eyes: Callable[..., Broker]) -> Non
                     chunk = messages.ImageChunk(key=layout.key, offset=0, data=bytes(CHUNK))
                     client.ask(chunk, messages.Image)
                 assert watch.status().vision["image_bytes"] <= 8 * MIB
+                client.ask(messages.Goodbye(), messages.Ok)  # else it would have to wait for the lease to end
         with connected(broker, "uploads") as client:
             for seed in range(1000):
                 upload(client, some_bytes(seed, 20_000))
