@@ -43,7 +43,7 @@ from xlm_broker.supervisor import ENGINE_COMMAND, Supervisor
 from xlm_broker.telemetry import Latencies, Logger, logger, readable
 
 _SHUTDOWN_SIGNALS: Final = [getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)]
-_MODEL_POLL_S: Final = 1.0
+_FILE_POLL_S: Final = 1.0
 _PROBE: Final = codec.encode(messages.Pong())  # a frame that no client minds
 _SHORTEST_TICK_S: Final = 0.001
 # A terminal and a parent process often signal together; only a later signal means "now, without waiting".
@@ -109,7 +109,7 @@ class Driver:
         watcher = self._start_nvml()
         self._dispatch(events.BrokerStarted())
         self._model_state = self._model_stat()
-        self._loop.call_later(_MODEL_POLL_S, self._poll_model)
+        self._loop.call_later(_FILE_POLL_S, self._poll_files)
         gc.freeze()  # what was imported is never garbage: collections stay short
         try:
             await self._stopped.wait()
@@ -376,12 +376,13 @@ class Driver:
         model = self._config.model
         return [_file_stat(path) for path in (model.path, model.mmproj) if path]
 
-    def _poll_model(self) -> None:
+    def _poll_files(self) -> None:
+        self._server.look_after_file()
         found = self._model_stat()
         if found != self._model_state:
             self._model_state = found
             self._dispatch(events.ModelFileChanged())
-        self._loop.call_later(_MODEL_POLL_S, self._poll_model)
+        self._loop.call_later(_FILE_POLL_S, self._poll_files)
 
     def _start_nvml(self) -> NvmlWatcher | None:
         if self._config.device.kind != "cuda":

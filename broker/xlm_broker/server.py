@@ -24,6 +24,7 @@ from xlm.protocol.messages import MAX_FRAME_BYTES
 from xlm_broker.folders import prepare_folder
 from xlm_broker.lock import EndpointLock, lock_path
 from xlm_broker.open_files import Doorman
+from xlm_broker.telemetry import logger
 
 # Frames over MAX_FRAME_BYTES get a typed refusal; libzmq cuts the connection only far above, without a word.
 _CUT_BYTES: Final = 4 * MAX_FRAME_BYTES
@@ -114,6 +115,18 @@ class Server:
         if self._most_files is not None:
             self._doorman = Doorman(self._socket, self._most_files)
         self._schedule()
+
+    def look_after_file(self) -> None:
+        """A socket file that somebody removed (a cleaner of temporary folders) is made anew; connections are kept."""
+        path = self._endpoint.path
+        if self._socket is None or path is None or os.path.lexists(path):
+            return
+        logger().warning("socket_file_missing", path=str(path), next="it is made again")
+        try:
+            prepare_folder(path.parent)
+            self._bind_private(self._socket)
+        except EndpointError as error:
+            logger().error("socket_file_not_made", path=str(path), error=str(error))
 
     def close(self) -> None:
         """Delivers what is queued for at most 0.3 s, then removes socket, file and lock. Safe to call twice."""

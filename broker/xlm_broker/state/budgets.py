@@ -290,6 +290,11 @@ class Budgets:
         since = self._ledger.waiting_since_ns
         return None if since is None else since + self._core.settings.timing.release_patience_ns
 
+    def forgive(self, late_ns: int) -> None:
+        """So long the engine could not be heard."""
+        if self._ledger.waiting_since_ns is not None:
+            self._ledger.waiting_since_ns += late_ns
+
     def pass_time(self) -> None:
         due_ns = self.next_deadline_ns()
         if due_ns is not None and due_ns <= self._core.now_ns:

@@ -247,6 +247,11 @@ class EngineLife:
         self._enter("stopped")
         self._core.do(StopBroker(0, self._stop_reason))
 
+    def forgive(self, late_ns: int) -> None:
+        """So long the engine could not be heard."""
+        self._engine.heard_ns += late_ns
+        self._engine.since_ns += late_ns
+
     # -- watchdogs ------------------------------------------------------------------
 
     def pass_time(self, release_deadline_ns: int | None, generating: bool) -> None:

@@ -88,6 +88,7 @@ class Machine:
         """Takes one event, returns what to do, in order. Never raises for what a peer sent."""
         if self._started_ns is None:
             self._started_ns = now_ns
+        self._forgive_lateness(now_ns)
         self._core.begin(now_ns, event.message.cause if isinstance(event, ClientMessage) else "")
         self._pass_time()
         self._dispatch(event)
@@ -129,6 +130,16 @@ class Machine:
         self._watch.validate()
         self._pacing.validate()
         self._images.validate()
+
+    def _forgive_lateness(self, now_ns: int) -> None:
+        """A broker that could not run (stopped, swapped out) has read nothing either: nobody else pays for that."""
+        before_ns, least_ns = self._core.now_ns, self._core.settings.timing.heartbeat_ns // 2
+        due_ns = self.next_deadline_ns() if now_ns - before_ns > least_ns else None
+        late_ns = 0 if due_ns is None else now_ns - max(due_ns, before_ns)
+        if late_ns > least_ns:
+            self._leases.forgive(late_ns)
+            self._life.forgive(late_ns)
+            self._budgets.forgive(late_ns)
 
     # -- stages ---------------------------------------------------------------------
 

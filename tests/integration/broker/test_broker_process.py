@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import socket
 import stat
@@ -439,6 +440,23 @@ def test_sockets_closed_without_goodbye_keep_nobody_out(short_path: Path) -> Non
             assert refused.wait_kind(messages.Error).code == "too_many_clients"
             for one in (refused, *newcomers):
                 one.close()
+
+
+def test_a_removed_socket_file_is_made_again(short_path: Path) -> None:
+    with running(short_path) as broker:
+        broker.ready()
+        path = short_path / "s" / "b.sock"
+        with connected(broker, "was here") as client:
+            session = client.open_session()
+            for remove in (path.unlink, lambda: shutil.rmtree(path.parent)):
+                remove()
+                eventually(path.exists, "the socket file is back")
+                assert stat.S_IMODE(path.stat().st_mode) == 0o600
+                assert len(client.say(session, "still here?")[0]) == 8
+                with connected(broker, "new") as newcomer:
+                    assert newcomer.status().engine["state"] == "ready"
+        assert broker.stop() == 0
+        assert not path.exists()
 
 
 FEW_FILES = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))"

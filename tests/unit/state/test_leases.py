@@ -93,7 +93,8 @@ def test_a_ping_that_comes_with_the_expiry_is_too_late() -> None:
     """No Tick in between: the event itself first lets time pass."""
     world = World()
     world.join(b"x")
-    world.now_ns += 3 * SECOND
+    world.advance(3 * SECOND - 1)
+    world.now_ns += 1
     assert code(world.ping(b"x")) == "lease_expired"
 
 
@@ -260,3 +261,35 @@ def test_a_frozen_client_with_endless_answers_is_let_go_and_its_answers_end() ->
     assert world.sent(link.CancelGeneration) == [link.CancelGeneration(gen_id=gen_id)]
     assert [entry["session_id"] for entry in world.status().sessions] == [session]  # it may come back
     assert world.status().broker["answers_in_progress"] == 0
+
+
+def test_a_broker_that_could_not_run_ends_no_lease_for_it() -> None:
+    world = World().boot()
+    world.join(b"game")
+    session = world.open(b"game")
+    say = world.say(b"game", session)
+    world.advance(1000 * MS)
+    world.now_ns += 60 * SECOND  # stopped, swapped out: no Tick, nothing read
+    world.handle(events.Tick())
+    assert isinstance(world.ping(b"game"), messages.Pong)
+    assert world.answers(b"game", say) == []  # still in progress
+    assert world.acts(actions.KillEngine) == []
+    world.advance(3 * SECOND)  # from here on time counts again
+    assert code(world.ping(b"game")) == "lease_expired"
+
+
+def test_an_engine_has_its_time_to_release_beside_a_broker_that_could_not_run() -> None:
+    world = World().boot()
+    world.join(b"game")
+    world.engine.auto = False
+    request = world.cap(b"game", MIB)
+    world.advance(1500 * MS)
+    world.ping(b"game")
+    world.now_ns += 60 * SECOND
+    world.handle(events.Tick())
+    assert world.acts(actions.KillEngine) == []
+    for message in world.engine.confirm():
+        world.engine_says(message)
+    (lease,) = world.answers(b"game", request)
+    assert isinstance(lease, messages.Lease)
+    assert lease.release_ms == 61_500.0  # but what it took is told as it was
