@@ -90,6 +90,7 @@ def _device(now: Standing) -> dict[str, Any]:
         "foreign_bytes": None,
         **_held(now),
         "bytes_streamed": 0,
+        "experts": None,
         "over_budget_events": 0,
         "lost": False,
         "degraded": False,

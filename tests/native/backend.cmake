@@ -1,5 +1,5 @@
 # Tests of the cache device. The graph test opens XLM0 over the virtual GPU, one process a subject.
-foreach(name backend_pure backend_analyse)
+foreach(name backend_pure backend_analyse backend_experts_pure)
   add_executable(${name} ${name}.cpp)
   target_link_libraries(${name} PRIVATE xlm_backend_objects)
   add_test(NAME ${name} COMMAND ${name})

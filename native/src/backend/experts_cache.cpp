@@ -156,13 +156,13 @@ bool ExpertWindow::upload(const Weight & weight, const std::vector<uint32_t> & e
     tensor.data = buffer_.base() + next_ * part_bytes_;
     if (!fill(weight, experts, tensor)) return false;
     if (!inner_.has_events()) return inner_.synchronize(Stream::upload);
-    ggml_backend_event_t uploaded = inner_.next_event();
+    ggml_backend_event_t uploaded = inner_.next_event(Events::experts);
     return inner_.record(Stream::upload, uploaded) && inner_.wait(Stream::compute, uploaded);
 }
 
 bool ExpertWindow::submitted() {
     if (!inner_.has_events()) return inner_.synchronize(Stream::compute);
-    reads_[next_] = inner_.next_event();
+    reads_[next_] = inner_.next_event(Events::experts);
     const bool ok = inner_.record(Stream::compute, reads_[next_]);
     next_ = (next_ + 1) % n_parts_;
     return ok;
