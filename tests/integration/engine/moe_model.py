@@ -113,11 +113,13 @@ class _Weights:
         return tensors
 
     def _matrix(self, rows: int, columns: int, scale: float = 2.0) -> Matrix:
-        return (self._rng.standard_normal((rows, columns)) * scale / np.sqrt(columns)).astype(np.float32)
+        values: Matrix = (self._rng.standard_normal((rows, columns)) * scale / np.sqrt(columns)).astype(np.float32)
+        return values
 
     def _many(self, rows: int, columns: int) -> Matrix:
         size = (self._shape.n_expert, rows, columns)
-        return (self._rng.standard_normal(size) * 2.0 / np.sqrt(columns)).astype(np.float32)
+        values: Matrix = (self._rng.standard_normal(size) * 2.0 / np.sqrt(columns)).astype(np.float32)
+        return values
 
     def _attention(self) -> dict[str, Matrix]:
         shape = self._shape
