@@ -4,7 +4,7 @@ The first line out is the endpoint. Arguments of commands are separated by tabs:
 ``answer TEXT``, ``kill``, ``restart``, ``restart remember``, ``hold N``, ``release``,
 ``notify KIND TEXT``, ``fail TYPE CODE``, ``fail_answers CODE``, ``expire``,
 ``freeze``, ``thaw``, ``raw HEX``, ``miss_deadlines``, ``requests`` (their types, then
-forgotten), ``clients``, ``last TYPE`` (the last such request, as text). End of
+forgotten), ``images``, ``chunks``, ``forget`` (images), ``clients``, ``last TYPE`` (the last such request, as text). End of
 input ends it.
 """
 
@@ -64,6 +64,19 @@ class Script:
     def requests(self) -> str:
         seen, self._broker.requests = self._broker.requests, []
         return " ".join(type(request).__name__ for request in seen)
+
+    def images(self) -> str:
+        """Of the last SAY, each image's bytes in hexadecimal."""
+        say = [request for request in self._broker.requests if type(request).__name__ == "Say"][-1]
+        return " ".join(self._broker.images[key].hex() for key in say.images)  # type: ignore[attr-defined]
+
+    def chunks(self) -> str:
+        """How many were received, and the longest."""
+        sizes = [len(request.data) for request in self._broker.requests if type(request).__name__ == "ImageChunk"]  # type: ignore[attr-defined]
+        return f"{len(sizes)} {max(sizes, default=0)}"
+
+    def forget(self) -> None:
+        self._broker.forget_images()
 
     def clients(self) -> str:
         return " ".join(self._broker.clients)

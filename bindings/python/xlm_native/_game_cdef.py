@@ -302,6 +302,25 @@ xlm_str id;
 xlm_result xlm_session_open(xlm_client *client, const xlm_session_options *options, xlm_session **session);
 xlm_result xlm_session_close(xlm_session *session);
 xlm_result xlm_session_get_info(const xlm_session *session, xlm_session_info *info);
+typedef uint32_t xlm_image_format;
+enum {
+XLM_IMAGE_ENCODED = 0,
+XLM_IMAGE_RGBA8 = 1,
+XLM_IMAGE_RGBX8 = 2,
+XLM_IMAGE_BGRA8 = 3,
+XLM_IMAGE_BGRX8 = 4,
+XLM_IMAGE_RGB8 = 5
+};
+typedef struct xlm_image {
+uint32_t struct_size;
+xlm_image_format format;
+const void *data;
+size_t size_bytes;
+uint32_t width;
+uint32_t height;
+size_t stride_bytes;
+uint32_t bottom_up;
+} xlm_image;
 typedef struct xlm_say_options {
 uint32_t struct_size;
 uint32_t max_tokens;
@@ -317,6 +336,8 @@ xlm_str json_schema;
 const xlm_str *stop;
 uint32_t n_stop;
 int32_t priority;
+const xlm_image *images;
+uint32_t n_images;
 } xlm_say_options;
 xlm_result xlm_session_say(xlm_session *session, xlm_str text, const xlm_say_options *options,
 uint64_t *answer);
@@ -336,6 +357,7 @@ DEFAULTS: Final[dict[str, dict[str, int | float]]] = \
  "xlm_frame_info": {"pacing": 1, "target_ns": 16_666_667},
  "xlm_session_options": {},
  "xlm_session_info": {},
+ "xlm_image": {},
  "xlm_say_options": {"max_tokens": 256,
                      "temperature": 0.8,
                      "top_p": 0.95,

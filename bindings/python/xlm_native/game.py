@@ -244,6 +244,33 @@ class Game:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ImageBytes:
+    """An image as xlm_image takes it; copied by ``say``. ``format``: one of "encoded", "rgba8", "rgbx8", "bgra8",
+    "bgrx8", "rgb8"; sizes of all but "encoded". ``stride_bytes`` 0: rows without padding.
+    """
+
+    data: bytes | bytearray | memoryview
+    format: str = "encoded"
+    width: int = 0
+    height: int = 0
+    stride_bytes: int = 0
+    bottom_up: bool = False
+
+    def native(self, data: Any) -> dict[str, Any]:
+        """Fields of the struct; ``data``: the bytes as cffi has them."""
+        return {
+            "struct_size": ffi().sizeof("xlm_image"),
+            "format": getattr(library(), f"XLM_IMAGE_{self.format.upper()}"),
+            "data": data,
+            "size_bytes": len(data),
+            "width": self.width,
+            "height": self.height,
+            "stride_bytes": self.stride_bytes,
+            "bottom_up": self.bottom_up,
+        }
+
+
 class Session:
     """A conversation of a ``Game``; ends with it."""
 
@@ -253,14 +280,24 @@ class Session:
         self._handle: Any = handle
 
     def say(
-        self, text: str, *, stop: Sequence[str] = (), grammar: str = "", json_schema: str = "", **numbers: Any
+        self,
+        text: str,
+        *,
+        stop: Sequence[str] = (),
+        grammar: str = "",
+        json_schema: str = "",
+        images: Sequence[ImageBytes] = (),
+        **numbers: Any,
     ) -> int:
         """The answer's id; its TOKENS and DONE events carry it. ``numbers``: fields of xlm_say_options."""
         texts = _Texts(text=text, grammar=grammar, json_schema=json_schema)
         said = texts.fields.pop("text")
         stops = [_Texts(stop=one) for one in stop]
         array = ffi().new("xlm_str[]", [one.fields["stop"] for one in stops])
-        options = struct("xlm_say_options", stop=array, n_stop=len(stops), **texts.fields, **numbers)
+        kept = [ffi().from_buffer(image.data) for image in images]
+        shown = ffi().new("xlm_image[]", [image.native(data) for image, data in zip(images, kept, strict=True)])
+        lists = {"stop": array, "n_stop": len(stops), "images": shown, "n_images": len(kept)}
+        options = struct("xlm_say_options", **lists, **texts.fields, **numbers)
         answer = ffi().new("uint64_t *")
         self._game._check(self._lib.xlm_session_say(self._handle, said, options, answer))
         return int(answer[0])

@@ -105,6 +105,20 @@ void fill(Draft & draft, xlm_str text, const xlm_say_options & say) {
     take_stops(draft, say, texts);
     draft->say = say;
     draft->say.stop = nullptr; // the caller's
+    draft->say.images = nullptr;
+}
+
+/// Each image's place is told by the size the caller knows: elements of a later version may be longer.
+void take_images(Draft & draft, xlm_client & client, const xlm_say_options & say) {
+    if (say.n_images > max_images) throw Failed(XLM_ERROR_TOO_MANY_IMAGES, "there are more than 64 images");
+    if (say.n_images > 0 && say.images == nullptr) throw Failed(XLM_ERROR_INVALID_ARGUMENT, "images is NULL");
+    const auto * place = reinterpret_cast<const char *>(say.images);
+    for (std::uint32_t i = 0; i < say.n_images; i++) {
+        const auto * given = reinterpret_cast<const xlm_image *>(place);
+        const xlm_image defaults = XLM_IMAGE_INIT;
+        copy_image(read_struct(given, defaults), draft->pictures.emplace_back(&client.memory));
+        place += say.images->struct_size;
+    }
 }
 
 xlm_result busy() {
@@ -120,6 +134,7 @@ xlm_result say(xlm_session & session, xlm_str text, const xlm_say_options & opti
     Draft draft(client, CommandKind::say);
     if (!draft) return overloaded();
     fill(draft, text, options);
+    take_images(draft, client, options);
     draft->session = &session;
     constexpr std::uint64_t claimed = UINT64_MAX; // between this and submit(), whose id is not known yet
     std::uint64_t none = 0;

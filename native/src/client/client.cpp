@@ -300,6 +300,7 @@ Command * xlm_client::take_command(CommandKind kind) {
     command.wish_only = false;
     for (auto * text : {&command.text, &command.grammar, &command.json_schema, &command.stops})
         text->clear();
+    command.pictures.clear();
     return &command;
 }
 

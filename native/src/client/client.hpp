@@ -46,7 +46,10 @@ public:
 
     /// A command to fill in; nullptr: too many are under way. Throws Failed: FORKED.
     xlm::client::Command * take_command(xlm::client::CommandKind kind);
-    void put_back(xlm::client::Command & command) noexcept { shared.free_commands.release(command.index); }
+    void put_back(xlm::client::Command & command) noexcept {
+        command.pictures.clear();
+        shared.free_commands.release(command.index);
+    }
     std::uint64_t submit(xlm::client::Command & command) noexcept; // its id
     bool ready() const noexcept { return shared.state.load(std::memory_order_acquire) == XLM_CLIENT_READY; }
 

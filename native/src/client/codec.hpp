@@ -52,11 +52,15 @@ void encode_open(Frame & frame, std::uint64_t id, std::string_view system, xlm_o
 void encode_close(Frame & frame, std::uint64_t id, std::string_view session_id);
 void encode_say(Frame & frame, const Command & command, std::string_view session_id);
 void encode_cancel(Frame & frame, std::uint64_t id, std::uint64_t say_id);
+void encode_image_begin(Frame & frame, std::uint64_t id, const Picture & picture);
+void encode_image_chunk(Frame & frame, std::uint64_t id, std::string_view key, std::uint64_t offset,
+                        std::string_view data);
+void encode_image_end(Frame & frame, std::uint64_t id, std::string_view key);
 void encode_report(Frame & frame, std::uint64_t id, const FrameReport & report);
 
 // -- replies -----------------------------------------------------------------------------------------------------
 
-enum class ReplyType { none, welcome, ok, pong, error, lease, session, tokens, done, notice, status, unknown };
+enum class ReplyType { none, welcome, ok, pong, error, lease, session, tokens, done, notice, status, image, unknown };
 
 /// A decoded frame; texts are views into it. Which fields count depends on the type.
 struct Reply {
@@ -97,6 +101,10 @@ struct Reply {
     std::int64_t least_bytes = 0, demand_bytes = 0, resident_bytes = 0;
     bool device_lost = false;
     double tokens_per_s = 0;
+    // image
+    std::string_view key;
+    std::int64_t received_bytes = 0;
+    bool ready = false;
 };
 
 /// Fills `reply`, fresh. A failure (BAD_REQUEST, UNKNOWN_TYPE, FRAME_TOO_LARGE) leaves its id where that was read.

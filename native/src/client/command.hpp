@@ -7,13 +7,16 @@
 #include <memory_resource>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "errors.hpp"
 #include "memory.hpp"
+#include "picture.hpp"
 
 namespace xlm::client {
 
-enum class CommandKind { set_budget, reserve, open_session, close_session, say, cancel, get_status };
+/// `image`: of an upload, which no command of the game asks for by itself.
+enum class CommandKind { set_budget, reserve, open_session, close_session, say, cancel, get_status, image };
 
 /// Where a *_wait call sleeps. Shared: whoever leaves last frees it, so that a time-out needs no handshake.
 class Waiter {
@@ -50,7 +53,7 @@ inline constexpr std::uint32_t max_stops = 16;
 
 struct Command {
     Command(std::uint32_t at, Memory * memory)
-        : index(at), text(memory), grammar(memory), json_schema(memory), stops(memory) {
+        : index(at), text(memory), grammar(memory), json_schema(memory), stops(memory), pictures(memory) {
         text.reserve(1024);
     }
 
@@ -68,7 +71,8 @@ struct Command {
     std::pmr::string grammar, json_schema;      // open_session: `grammar` is the id to resume
     std::pmr::string stops;                     // one after the other
     std::array<std::uint16_t, max_stops> stop_bytes{};
-    std::shared_ptr<Waiter> waiter; // of a *_wait call
+    std::shared_ptr<Waiter> waiter;     // of a *_wait call
+    std::pmr::vector<Picture> pictures; // say: uploaded before it is sent; freed then, other than the texts
 };
 
 } // namespace xlm::client

@@ -71,7 +71,8 @@ void Timing::welcome(Nanoseconds now, double heartbeat_ms, double ttl_ms) {
 
 Connection::Connection(Memory * memory, const Identity & identity, std::atomic<std::uint64_t> & next_id, Shell & shell)
     : memory_(memory), identity_(identity), next_id_(next_id), shell_(shell), lease_id_(memory), trouble_(memory),
-      conversations_(memory), closed_unsaid_(memory), pending_(memory), frame_(memory), event_(memory), reply_(memory) {
+      conversations_(memory), closed_unsaid_(memory), pending_(memory), uploading_(memory), frame_(memory),
+      event_(memory), reply_(memory) {
     lease_.cap_bytes = XLM_NO_CAP;
 }
 
@@ -103,6 +104,7 @@ void Connection::carry_out(Command & command) {
     case CommandKind::say: return say(command); // which may keep it
     case CommandKind::cancel: cancel(command); break;
     case CommandKind::get_status: ask_status(command); break;
+    case CommandKind::image: break;
     }
     shell_.recycle(command);
 }
@@ -180,6 +182,7 @@ void Connection::fail(const Failure & why) {
 Nanoseconds Connection::next_deadline() const {
     if (phase_ == Phase::connecting) return timing_.attempt_ends;
     if (phase_ == Phase::failed || phase_ == Phase::closed) return never;
+    if (has_work()) return 0;
     return std::min(timing_.next_ping, timing_.last_heard + timing_.ttl);
 }
 
@@ -264,6 +267,7 @@ void Connection::fail_pending(const Failure & why) {
         in_order.emplace(id, &call);
     for (auto & [id, call] : in_order)
         tell_failed(id, *call, why);
+    fail_uploads(why);
     for (Conversation & conversation : conversations_) {
         conversation.opening = 0;
         drop_held(conversation, why);

@@ -17,6 +17,7 @@
 
 #include "codec.hpp"
 #include "session.hpp"
+#include "sha256.hpp"
 
 namespace xlm::client {
 
@@ -66,6 +67,7 @@ public:
     void lost(Nanoseconds now, std::string_view why);
     void handshake_failed(std::string_view why) { trouble_ = why; }
     void report(const FrameReport & frames); // dropped where there is no connection, or no broker that knows it
+    void work();                             // a slice of what takes time (an image's hash), under a millisecond
     void close();
     void fail(const Failure & why); // for good
 
@@ -91,6 +93,7 @@ private:
         std::shared_ptr<Waiter> waiter;
         std::pmr::string text; // of an answer, so far
         std::int64_t next_seq = 0;
+        std::uint64_t upload = 0; // of image: which attempt it belongs to
         explicit Call(Memory * memory) : text(memory) {}
     };
     struct Conversation {
@@ -105,6 +108,16 @@ private:
         std::uint32_t n_ctx = 0;
         Failure why; // of SESSION_LOST
         Conversation(xlm_session * of, Memory * memory) : handle(of), system(memory), id(memory) {}
+    };
+
+    struct Upload { // of the image whose turn it is
+        std::uint64_t number = 0;
+        std::uint32_t at = 0; // which image of its answer
+        std::uint32_t attempts = 1;
+        std::uint32_t unanswered = 0; // chunks
+        std::size_t hashed = 0, sent = 0;
+        bool begun = false, told = false, ended = false; // IMAGE_BEGIN sent, answered; IMAGE_END sent
+        Sha256 hash;
     };
 
     // connection.cpp
@@ -145,6 +158,7 @@ private:
     void tell_news(Conversation & conversation);
     void not_opened(Conversation & conversation, const Failure & why);
     void say(Command & command);
+    void prepare_say(Command & command, Conversation & conversation);
     void send_say(Command & command, Conversation & conversation);
     void refuse_say(Command & command, const Failure & why);
     void drop_held(Conversation & conversation, const Failure & why);
@@ -153,6 +167,21 @@ private:
     Conversation * find(const xlm_session * session);
     void restore();
     void ready_if_restored();
+
+    // connection_images.cpp
+    bool has_work() const;
+    void upload_images(Command & command);
+    void begin_picture(std::uint32_t at);
+    Picture & picture();
+    void ask_to_begin();
+    std::uint64_t expect_image();
+    void send_chunks();
+    void image_answered(const Call & call, const Reply & reply);
+    void picture_ready();
+    void image_failed(const Call & call, const Failure & why);
+    void drop_upload(Command & command);
+    Command * uploading_for(const xlm_session * session);
+    void fail_uploads(const Failure & why);
 
     Event & fresh(xlm_event_kind kind, xlm_session * session, std::uint64_t id) {
         event_.reset(kind, session, id);
@@ -175,6 +204,9 @@ private:
     std::pmr::list<Conversation> conversations_;
     std::pmr::vector<std::pmr::string> closed_unsaid_; // ids of sessions closed while there was no connection
     std::pmr::unordered_map<std::uint64_t, Call> pending_;
+    std::pmr::deque<Command *> uploading_; // answers whose images are not all at the broker; the first one's go first
+    Upload upload_;
+    std::uint64_t n_uploads_ = 0;
     // reused, so that a steady state asks for no memory
     Frame frame_;
     Event event_;

@@ -102,6 +102,14 @@ void Connection::cancel(const Command & command) {
         shell_.publish(event);
         return shell_.recycle(held);
     }
+    if (Command * waiting = uploading_for(command.session); waiting && waiting->id == command.answer) {
+        drop_upload(*waiting);
+        waiting->session->answer.store(0, std::memory_order_relaxed);
+        Event & event = fresh(XLM_EVENT_DONE, waiting->session, waiting->id);
+        event.finish_reason = XLM_FINISH_CANCELLED;
+        shell_.publish(event);
+        return shell_.recycle(*waiting);
+    }
     const auto found = pending_.find(command.answer);
     if (found == pending_.end() || found->second.kind != CommandKind::say) return; // it has ended
     send([&](Frame & frame) { encode_cancel(frame, fresh_id(), command.answer); });
@@ -119,7 +127,10 @@ void Connection::answered(const Reply & reply, std::string_view frame) {
         leased(call, reply);
     else if (reply.type == ReplyType::session && call.kind == CommandKind::open_session)
         opened(call, reply);
-    else if (reply.type == ReplyType::status && call.kind == CommandKind::get_status)
+    else if (reply.type == ReplyType::image && call.kind == CommandKind::image) {
+        const auto node = pending_.extract(found); // first: what comes next makes new calls
+        return image_answered(node.mapped(), reply);
+    } else if (reply.type == ReplyType::status && call.kind == CommandKind::get_status)
         status(reply, frame);
     else if (!(reply.type == ReplyType::ok && call.kind == CommandKind::close_session))
         return call_failed(reply.id, Failure(XLM_ERROR_BAD_REQUEST, "the broker gave an answer of the wrong type"));
@@ -162,6 +173,7 @@ void Connection::call_failed(std::uint64_t id, const Failure & why) {
     auto node = pending_.extract(id);
     if (node.empty()) return;
     Call & call = node.mapped();
+    if (call.kind == CommandKind::image) return image_failed(call, why);
     take_wish_back(call, why);
     if (call.kind == CommandKind::say && why.result == XLM_ERROR_BAD_REQUEST)
         send([&](Frame & frame) { encode_cancel(frame, fresh_id(), id); }); // the broker may still be at it

@@ -45,7 +45,7 @@ void Connection::opened(Call & call, const Reply & reply) {
     // One that began anew, of which the game has not heard because the connection broke again, did not resume.
     if (conversation->news != XLM_EVENT_SESSION_RESET) conversation->news = kind;
     if (phase_ == Phase::ready) tell_news(*conversation);
-    if (Command * held = std::exchange(conversation->held, nullptr)) send_say(*held, *conversation);
+    if (Command * held = std::exchange(conversation->held, nullptr)) prepare_say(*held, *conversation);
 }
 
 void Connection::tell_news(Conversation & conversation) {
@@ -84,6 +84,10 @@ void Connection::close_session(xlm_session * session) {
                                     [&](const Conversation & one) { return one.handle == session; });
     if (found == conversations_.end()) return;
     if (found->held) shell_.recycle(*std::exchange(found->held, nullptr));
+    if (Command * waiting = uploading_for(session)) {
+        drop_upload(*waiting);
+        shell_.recycle(*waiting);
+    }
     for (auto call = pending_.begin(); call != pending_.end();) // its answer: what comes is for nobody
         call = call->second.session == session && call->second.kind == CommandKind::say ? pending_.erase(call)
                                                                                         : std::next(call);
@@ -105,7 +109,14 @@ void Connection::say(Command & command) {
         conversation->held = &command; // one at most: the handle lets no second one through
         return;
     }
-    send_say(command, *conversation);
+    prepare_say(command, *conversation);
+}
+
+void Connection::prepare_say(Command & command, Conversation & conversation) {
+    if (command.pictures.empty())
+        send_say(command, conversation);
+    else
+        upload_images(command);
 }
 
 void Connection::send_say(Command & command, Conversation & conversation) {

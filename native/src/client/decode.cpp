@@ -95,6 +95,9 @@ constexpr Field fields[] = {
     usage_whole("completion_tokens", &Reply::completion_tokens),
     usage_real("ttft_ms", &Reply::ttft_ms),
     usage_real("tpot_ms", &Reply::tpot_ms),
+    text(ReplyType::image, "key", &Reply::key, Need::required),
+    whole(ReplyType::image, "received_bytes", &Reply::received_bytes),
+    flag(ReplyType::image, "ready", &Reply::ready),
     text(ReplyType::notice, "kind", &Reply::kind, Need::required),
     text(ReplyType::notice, "text", &Reply::text),
     within(ReplyType::notice, "detail", "granted_bytes", nullptr, &Reply::notice_granted_bytes, nullptr, nullptr, true),
@@ -122,7 +125,7 @@ constexpr TypeName type_names[] = {
     {ReplyType::welcome, "welcome"}, {ReplyType::ok, "ok"},       {ReplyType::pong, "pong"},
     {ReplyType::error, "error"},     {ReplyType::lease, "lease"}, {ReplyType::session, "session"},
     {ReplyType::tokens, "tokens"},   {ReplyType::done, "done"},   {ReplyType::notice, "notice"},
-    {ReplyType::status, "status"},
+    {ReplyType::status, "status"},   {ReplyType::image, "image"},
 };
 
 ReplyType find_type(std::string_view name) {

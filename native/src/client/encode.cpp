@@ -40,6 +40,15 @@ public:
         string(key);
         packer_.pack_int64(value);
     }
+    void flag(std::string_view key, bool value) {
+        string(key);
+        value ? packer_.pack_true() : packer_.pack_false();
+    }
+    void binary(std::string_view key, std::string_view bytes) {
+        string(key);
+        packer_.pack_bin(static_cast<std::uint32_t>(bytes.size()));
+        packer_.pack_bin_body(bytes.data(), static_cast<std::uint32_t>(bytes.size()));
+    }
     void map(std::string_view key, std::uint32_t count) {
         string(key);
         packer_.pack_map(count);
@@ -144,13 +153,40 @@ void encode_close(Frame & frame, std::uint64_t id, std::string_view session_id) 
 }
 
 void encode_say(Frame & frame, const Command & command, std::string_view session_id) {
-    Map map(frame, "say", command.id, 6);
+    Map map(frame, "say", command.id, command.pictures.empty() ? 6 : 7);
     map.text("session_id", session_id);
     map.text("text", command.text);
     map.whole("max_tokens", command.say.max_tokens);
     sampling(map, command);
     stops(map, command);
     map.integer("priority", command.say.priority);
+    if (command.pictures.empty()) return;
+    map.array("images", static_cast<std::uint32_t>(command.pictures.size()));
+    for (const Picture & picture : command.pictures)
+        map.string(picture.key_view());
+}
+
+void encode_image_begin(Frame & frame, std::uint64_t id, const Picture & picture) {
+    Map map(frame, "image_begin", id, 7);
+    map.text("key", picture.key_view());
+    map.whole("total_bytes", picture.data.size());
+    map.text("encoding", encoding_name(picture.format));
+    map.whole("width", picture.width);
+    map.whole("height", picture.height);
+    map.whole("stride", picture.stride());
+    map.flag("bottom_up", picture.bottom_up);
+}
+
+void encode_image_chunk(Frame & frame, std::uint64_t id, std::string_view key, std::uint64_t offset,
+                        std::string_view data) {
+    Map map(frame, "image_chunk", id, 3);
+    map.text("key", key);
+    map.whole("offset", offset);
+    map.binary("data", data);
+}
+
+void encode_image_end(Frame & frame, std::uint64_t id, std::string_view key) {
+    Map(frame, "image_end", id, 1).text("key", key);
 }
 
 void encode_cancel(Frame & frame, std::uint64_t id, std::uint64_t say_id) {

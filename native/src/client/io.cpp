@@ -120,6 +120,7 @@ void Io::turn() {
     if (reads) receive();
     watch();
     take_frames(now_ns());
+    connection_.work();
     connection_.tick(now_ns());
     announce();
 }
@@ -210,6 +211,7 @@ void Io::end() {
 long Io::timeout_ms() const {
     const Nanoseconds due = connection_.next_deadline();
     if (due == never) return -1;
+    if (due == 0) return 0; // there is work
     return static_cast<long>(std::max<Nanoseconds>(0, due - now_ns()) / 1'000'000 + 1);
 }
 
@@ -262,6 +264,8 @@ void Io::publish(Event & event) {
 
 void Io::recycle(Command & command) {
     command.waiter.reset();
+    command.pictures.clear();
+    command.pictures.shrink_to_fit();
     command.session = nullptr;
     shared_.free_commands.release(command.index);
 }

@@ -640,6 +640,31 @@ XLM_API xlm_result xlm_session_close(xlm_session *session);
  *  Ownership: `info->id` is the library's. Threads: the poll thread. Blocking: never. Since: 0.1.0 */
 XLM_API xlm_result xlm_session_get_info(const xlm_session *session, xlm_session_info *info);
 
+/** How the bytes of an image are laid out. */
+typedef uint32_t xlm_image_format;
+enum {
+    XLM_IMAGE_ENCODED = 0, /* a PNG, JPEG, WebP, BMP or GIF file */
+    XLM_IMAGE_RGBA8   = 1, /* 4 bytes a pixel, in this order; alpha, not premultiplied, is laid over white */
+    XLM_IMAGE_RGBX8   = 2, /* the fourth byte is ignored: for frames, whose alpha means nothing */
+    XLM_IMAGE_BGRA8   = 3,
+    XLM_IMAGE_BGRX8   = 4,
+    XLM_IMAGE_RGB8    = 5
+};
+
+/** What a model is shown. It is copied before the call returns (about 0.2 ms a MiB), so the buffer of a frame
+ *  read-back may be unmapped at once; hashing and upload are the library's thread's work, in pieces. */
+typedef struct xlm_image {
+    uint32_t         struct_size;
+    xlm_image_format format;
+    const void      *data;
+    size_t           size_bytes;   /* of data; more than the rows need is fine */
+    uint32_t         width;        /* pixels; at most 16,384 a side, 40 million in all; 0 of XLM_IMAGE_ENCODED */
+    uint32_t         height;
+    size_t           stride_bytes; /* from row to row; 0: rows without padding */
+    uint32_t         bottom_up;    /* 1: the first row in memory is the lowest, as in OpenGL and Unity */
+} xlm_image;
+#define XLM_IMAGE_INIT { XLM_SIZE_OF(xlm_image), XLM_IMAGE_ENCODED, NULL, 0, 0, 0, 0, 0 }
+
 /** The seed: a fresh one each time. */
 #define XLM_RANDOM_SEED UINT64_MAX
 
@@ -659,19 +684,24 @@ typedef struct xlm_say_options {
     const xlm_str *stop;           /* texts that end the answer, each of 1 to 256 characters */
     uint32_t       n_stop;         /* at most 16 */
     int32_t        priority;       /* -100 to 100; more comes first; default 0 */
+    const xlm_image *images;       /* what the model sees before the text; all with the same struct_size */
+    uint32_t       n_images;       /* at most 64; the broker may take fewer */
 } xlm_say_options;
 #define XLM_SAY_OPTIONS_INIT \
     { XLM_SIZE_OF(xlm_say_options), 256, 0.8, 0.95, 0.05, 1.0, 40, 64, XLM_RANDOM_SEED, XLM_STR_INIT, \
-      XLM_STR_INIT, NULL, 0, 0 }
+      XLM_STR_INIT, NULL, 0, 0, NULL, 0 }
 
 /** Says something. The answer comes as XLM_EVENT_TOKENS ..., then one XLM_EVENT_DONE or XLM_EVENT_FAILED.
+ *
+ *  With images, memory is allocated for their copies and freed when they are at the broker; one that the broker has
+ *  already is not sent again. What is wrong with an image's bytes is told by XLM_EVENT_FAILED.
  *
  *  @param text     what the player says; at most 524,288 characters
  *  @param options  NULL: the defaults
  *  @param answer   receives the id of the answer; may be NULL
  *  @return XLM_ERROR_BROKER_GONE, _SESSION_UNKNOWN (it is LOST), _SESSION_BUSY, _SAMPLING_INVALID,
- *          _GRAMMAR_INVALID (grammar and json_schema at once), _FRAME_TOO_LARGE, _INVALID_UTF8,
- *          _INVALID_HANDLE, _INVALID_ARGUMENT, _OVERLOADED, _OUT_OF_MEMORY, _FORKED
+ *          _GRAMMAR_INVALID (grammar and json_schema at once), _FRAME_TOO_LARGE, _INVALID_UTF8, _IMAGE_EMPTY,
+ *          _IMAGE_TOO_LARGE, _IMAGE_UNSUPPORTED (format), _TOO_MANY_IMAGES, _INVALID_HANDLE, _INVALID_ARGUMENT, _OVERLOADED, _OUT_OF_MEMORY, _FORKED
  *
  *  Ownership: nothing. Threads: any thread. Blocking: never. Since: 0.1.0 */
 XLM_API xlm_result xlm_session_say(xlm_session *session, xlm_str text, const xlm_say_options *options,

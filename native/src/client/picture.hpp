@@ -1,0 +1,44 @@
+// An image on its way to the broker: a copy of the game's, its name, and how far its upload is.
+#pragma once
+
+#include <array>
+#include <memory_resource>
+#include <string>
+#include <string_view>
+
+#include <xlm/xlm.h>
+
+#include "sha256.hpp"
+
+namespace xlm::client {
+
+inline constexpr std::uint32_t max_images = 64;                      // of one say
+inline constexpr std::uint32_t max_side = 16'384;                    // pixels
+inline constexpr std::uint64_t max_pixels = 40'000'000;              // 8K is 33.2 million
+inline constexpr std::size_t max_image_bytes = std::size_t(1) << 30; // copied at all; the broker takes far less
+inline constexpr std::size_t image_chunk_bytes = std::size_t(256) * 1024;
+inline constexpr std::uint32_t image_window = 4; // chunks under way without an answer
+
+struct Picture {
+    explicit Picture(std::pmr::memory_resource * memory) : data(memory) {}
+
+    xlm_image_format format = XLM_IMAGE_ENCODED;
+    std::uint32_t width = 0, height = 0; // of raw pixels, whose rows have no padding here
+    bool bottom_up = false;
+    std::pmr::string data;
+    std::array<char, 64> key{}; // hexadecimal, once it is known
+
+    std::string_view key_view() const noexcept { return {key.data(), key.size()}; }
+    std::uint64_t stride() const noexcept;
+};
+
+/// As the wire spells it.
+std::string_view encoding_name(xlm_image_format format) noexcept;
+/// Bytes of a pixel; 0 of XLM_IMAGE_ENCODED, and of what is no format.
+std::uint32_t pixel_bytes(xlm_image_format format) noexcept;
+/// Copies an image. Throws Failed: INVALID_ARGUMENT, IMAGE_EMPTY, IMAGE_TOO_LARGE, IMAGE_UNSUPPORTED.
+void copy_image(const xlm_image & image, Picture & out);
+/// Begins the hash that names it: what stands before the bytes.
+void add_key_header(const Picture & picture, Sha256 & hash) noexcept;
+
+} // namespace xlm::client
