@@ -4,8 +4,8 @@ The first line out is the endpoint. Arguments of commands are separated by tabs:
 ``answer TEXT``, ``kill``, ``restart``, ``restart remember``, ``hold N``, ``release``,
 ``notify KIND TEXT``, ``fail TYPE CODE``, ``fail_answers CODE``, ``expire``,
 ``freeze``, ``thaw``, ``raw HEX``, ``miss_deadlines``, ``requests`` (their types, then
-forgotten), ``images``, ``chunks``, ``forget`` (images), ``clients``, ``last TYPE`` (the last such request, as text). End of
-input ends it.
+forgotten), ``images``, ``chunks``, ``forget`` (images), ``clients``, ``last TYPE`` (the last such
+request, as text). End of input ends it.
 """
 
 from __future__ import annotations
