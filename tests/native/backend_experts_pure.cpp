@@ -17,7 +17,8 @@ xlm_expert_policy rates(uint64_t upload_ns, uint64_t cpu_ns, uint64_t token_ns =
     return {sizeof(xlm_expert_policy), 0, upload_ns, cpu_ns, token_ns, fixed_ns};
 }
 
-ExpertDemand demand_of(uint32_t n_experts, const std::vector<uint32_t> & used, uint32_t n_cpu = 0, uint32_t behind = 0) {
+ExpertDemand demand_of(uint32_t n_experts, const std::vector<uint32_t> & used, uint32_t n_cpu = 0,
+                       uint32_t behind = 0) {
     ExpertDemand demand;
     demand.pairs.assign(n_experts, 0);
     for (uint32_t expert : used)
@@ -93,13 +94,13 @@ void test_more_than_the_slots_go_through_the_window() {
 
 void test_whoever_is_quicker_gets_the_misses() {
     const std::vector<uint32_t> pairs = {1, 1, 1, 1};
-    CHECK_EQ(n_to_upload(pairs, rates(100, 0), 64), size_t{4});        // never on the CPU
-    CHECK_EQ(n_to_upload(pairs, rates(100, 10), 0), size_t{4});        // not in this step
-    CHECK_EQ(n_to_upload(pairs, rates(100, 10), 64), size_t{0});       // all on the CPU: 40
-    CHECK_EQ(n_to_upload(pairs, rates(100, 100), 64), size_t{2});      // half and half
-    CHECK_EQ(n_to_upload(pairs, rates(100, 100, 0, 250), 64), size_t{4}); // not worth the way there
+    CHECK_EQ(n_to_upload(pairs, rates(100, 0), 64), size_t{4});             // never on the CPU
+    CHECK_EQ(n_to_upload(pairs, rates(100, 10), 0), size_t{4});             // not in this step
+    CHECK_EQ(n_to_upload(pairs, rates(100, 10), 64), size_t{0});            // all on the CPU: 40
+    CHECK_EQ(n_to_upload(pairs, rates(100, 100), 64), size_t{2});           // half and half
+    CHECK_EQ(n_to_upload(pairs, rates(100, 100, 0, 250), 64), size_t{4});   // not worth the way there
     CHECK_EQ(n_to_upload({1, 1, 8, 8}, rates(100, 10, 50), 64), size_t{3}); // many tokens: slow on the CPU
-    CHECK_EQ(n_to_upload({1, 40, 40}, rates(100, 1), 64), size_t{2});  // no more pairs than allowed
+    CHECK_EQ(n_to_upload({1, 40, 40}, rates(100, 1), 64), size_t{2});       // no more pairs than allowed
 }
 
 void test_split_is_the_best_there_is() {
