@@ -72,6 +72,8 @@ def test_a_tiny_case_end_to_end_and_again(folder: Path, monkeypatch: pytest.Monk
     def nothing_is_measured_again(*_: object, **__: object) -> None:
         raise AssertionError("measured again")
 
+    # The profile was cut short: how far it has come is a matter of the machine, and more of it would change the plans.
+    monkeypatch.setattr(profiler, "measure", lambda *_: None)
     monkeypatch.setattr(bench_run, "time_steps", nothing_is_measured_again)
     invoke(folder, "--json", str(rows))
     again = json.loads(rows.read_text())
