@@ -73,6 +73,7 @@ class Driver:
         self._pending: deque[events.Event] = deque()
         self._handling = False
         self._reclaims = Latencies()
+        self._releases = Latencies()  # the engine's part of them
         self._process = psutil.Process()
         self._exit_code: int | None = None
         self._standing: wire.Standing | None = None
@@ -224,6 +225,8 @@ class Driver:
 
     def on_engine_message(self, incarnation: int, message: link.FromEngine) -> None:
         self._dispatch(events.EngineMessage(incarnation, message))
+        if isinstance(message, link.Released) and message.completed and message.released_bytes > 0:
+            self._releases.add(message.release_ns / 1e6)
         if isinstance(message, (link.Loaded, link.Failed, link.ScheduleApplied)):
             self._look_whether_ready()
         if isinstance(message, link.Loaded):
@@ -343,6 +346,7 @@ class Driver:
     def _complete(self, status: messages.Status) -> None:
         """Adds what only the process itself knows."""
         status.throughput.setdefault("reclaim", self._reclaims.summary())
+        status.throughput.setdefault("release", self._releases.summary())
         status.broker.setdefault("pid", os.getpid())
         status.broker.setdefault("rss_bytes", self._process.memory_info().rss)
         status.broker.setdefault("queued_bytes", self._server.queued_bytes)

@@ -216,6 +216,7 @@ class StatusReport:
             "active": stats.n_active,
             "duty": self._pacing.duty,
             "paced_ns": stats.detail.get("paced_ns", 0),
+            "longest_sublayer_ms": stats.detail.get("sublayer_ns_max", 0) / 1e6,
         }
 
 

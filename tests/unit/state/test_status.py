@@ -14,7 +14,7 @@ from xlm.protocol import link, messages
 from xlm_broker.state import events
 
 TEMPLATE = Path(xlm.protocol.__file__).parent / "protocol.template.md"
-BY_THE_DRIVER = {"broker": {"pid"}, "throughput": {"reclaim"}, "schedule": {"profile"}}
+BY_THE_DRIVER = {"broker": {"pid"}, "throughput": {"reclaim", "release"}, "schedule": {"profile"}}
 
 
 def documented() -> dict[str, set[str]]:
