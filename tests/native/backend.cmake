@@ -24,7 +24,7 @@ add_executable(backend_experts backend_experts.cpp)
 target_link_libraries(backend_experts PRIVATE xlm_backend_objects)
 target_compile_definitions(backend_experts PRIVATE XLM_SIM_LIBRARY="$<TARGET_FILE:ggml-xlm-sim>")
 add_dependencies(backend_experts ggml-xlm-sim)
-foreach(subject forms traffic prefill placements no_memory resize settle budgets reclaim allocations lost abort models bad_calls)
+foreach(subject forms traffic prefill placements no_memory other_form resize settle budgets reclaim allocations lost abort models bad_calls)
   add_test(NAME backend_experts_${subject} COMMAND backend_experts ${subject})
   set_tests_properties(backend_experts_${subject} PROPERTIES
     TIMEOUT 300

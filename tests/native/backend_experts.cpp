@@ -214,6 +214,24 @@ void test_no_memory_for_slots_or_window() {
     check_books();
 }
 
+void test_another_form_of_graph_is_handled_as_a_whole() {
+    Moe form = plain_form();
+    form.two_sets = true;
+    Pair pair(49, form);
+    std::mt19937 random(50);
+    set_budget(kPlenty);
+    CHECK_EQ(xlm_device_reset_stats(), XLM_OK);
+    schedule(policy_of(4), 1 << 20);
+    for (int n : {6, 1, 1}) {
+        CHECK(pair.step(random, n));
+        check_books();
+    }
+    for (const xlm_sublayer_info & sublayer : expert_sublayers())
+        CHECK_EQ(experts_of(sublayer.index).mode, static_cast<uint32_t>(XLM_EXPERTS_WHOLE_GRAPH));
+    CHECK(stats().expert_whole > 0 && stats().n_pieces_streamed > 0 && stats().expert_steps == 0);
+    CHECK_EQ(memory().expert_slot_bytes, uint64_t{0});
+}
+
 void test_slots_shrink_and_grow_with_the_budget() {
     Pair pair(10, plain_form());
     std::mt19937 random(11);
@@ -425,6 +443,7 @@ constexpr Case kCases[] = {
     {"prefill", test_prefill_moves_each_used_expert_once},
     {"placements", test_resident_streamed_and_whole_give_the_same},
     {"no_memory", test_no_memory_for_slots_or_window},
+    {"other_form", test_another_form_of_graph_is_handled_as_a_whole},
     {"resize", test_slots_shrink_and_grow_with_the_budget},
     {"settle", test_settle_fills_slots_again},
     {"budgets", test_random_budgets_and_slots},

@@ -16,12 +16,14 @@ struct Moe {
     bool shared = false;       // a shared expert beside the others
     bool weight_first = false; // the input is weighted, not the result
     bool gate = true;          // false: up and down only
+    bool two_sets = false;     // a second set of experts, chosen apart
 };
 
 struct MoeLayer {
     ggml_tensor *router = nullptr, *gate = nullptr, *up = nullptr, *down = nullptr;
     ggml_tensor *up_bias = nullptr, *down_bias = nullptr, *up_scale = nullptr;
     ggml_tensor *shared_up = nullptr, *shared_down = nullptr;
+    ggml_tensor *other_up = nullptr, *other_down = nullptr;
 };
 
 constexpr int kExpertFfn = 64;
@@ -42,6 +44,10 @@ MoeLayer make_moe(const Moe & form, int n_embd, const std::string & prefix, Make
         layer.down_bias = make(GGML_TYPE_F32, n_embd, n, 1, prefix + "ffn_down_exps.bias");
     }
     if (form.scales) layer.up_scale = make(GGML_TYPE_F32, n, 1, 1, prefix + "ffn_up_exps.scale");
+    if (form.two_sets) {
+        layer.other_up = make(GGML_TYPE_F16, n_embd, kExpertFfn, n, prefix + "ffn_up_chexps.weight");
+        layer.other_down = make(GGML_TYPE_F16, kExpertFfn, n_embd, n, prefix + "ffn_down_chexps.weight");
+    }
     if (form.shared) {
         layer.shared_up = make(GGML_TYPE_F16, n_embd, kExpertFfn, 1, prefix + "ffn_up_shexp.weight");
         layer.shared_down = make(GGML_TYPE_F16, kExpertFfn, n_embd, 1, prefix + "ffn_down_shexp.weight");
@@ -95,6 +101,12 @@ inline ggml_tensor * moe_ffn(ggml_context * context, ggml_cgraph * graph, const 
     for (int k = 1; k < form.n_used; k++)
         sum = ggml_add(context, sum, choice(k));
     if (form.n_used == 1) sum = ggml_cont(context, sum);
+    if (layer.other_up) {
+        ggml_tensor * least = ggml_argsort_top_k(context, ggml_neg(context, probs), 1);
+        ggml_tensor * other = ggml_relu(context, ggml_mul_mat_id(context, layer.other_up, input, least));
+        other = ggml_mul_mat_id(context, layer.other_down, other, least);
+        sum = ggml_add(context, sum, ggml_reshape_2d(context, other, n_embd, n_tokens));
+    }
     if (!layer.shared_up) return sum;
     ggml_tensor * shared = ggml_silu(context, ggml_mul_mat(context, layer.shared_up, x));
     return ggml_add(context, sum, ggml_mul_mat(context, layer.shared_down, shared));

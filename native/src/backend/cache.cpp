@@ -103,8 +103,9 @@ bool Cache::place_slots(SubLayer & sublayer, uint64_t reserve_bytes) {
 bool Cache::place_window(uint64_t bytes, uint64_t largest_expert_bytes) {
     const LedgerView view = ledger_.view();
     const uint64_t left = view.budget_bytes > view.used_bytes ? view.budget_bytes - view.used_bytes : 0;
-    const bool ok = window.ensure(std::min(bytes, left + window.bytes()), largest_expert_bytes);
-    if (!ok) note_refusal();
+    bytes = std::min(bytes, left + window.bytes());
+    const bool ok = window.ensure(bytes, largest_expert_bytes);
+    if (!ok && window.parts_of(bytes, largest_expert_bytes) >= 2) note_refusal();
     return ok;
 }
 

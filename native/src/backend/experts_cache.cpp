@@ -103,10 +103,13 @@ bool load_slot(Inner & inner, Stream stream, const SubLayer & sublayer, const Sl
     return true;
 }
 
+size_t ExpertWindow::parts_of(uint64_t bytes, uint64_t largest) const {
+    return std::min<uint64_t>(kParts, bytes / round_up(largest + kOverreadBytes, inner_.alignment()));
+}
+
 bool ExpertWindow::ensure(uint64_t bytes, uint64_t largest) {
-    const uint64_t part = round_up(largest + kOverreadBytes, inner_.alignment());
-    if (present() && part_bytes_ >= part) return true;
-    const uint64_t n_parts = std::min<uint64_t>(kParts, bytes / part);
+    if (experts_per_part(largest) > 0) return true;
+    const size_t n_parts = parts_of(bytes, largest);
     if (n_parts < 2) return false;
     drop();
     const uint64_t part_bytes = bytes / n_parts / inner_.alignment() * inner_.alignment();

@@ -76,6 +76,8 @@ public:
 
     // `bytes` in parts that hold `largest` each. False: the budget, the device or `bytes` is too small.
     bool ensure(uint64_t bytes, uint64_t largest);
+    // Parts that `bytes` make, at most kParts; it takes two.
+    size_t parts_of(uint64_t bytes, uint64_t largest) const;
     bool present() const { return static_cast<bool>(buffer_); }
     uint64_t bytes() const { return buffer_.bytes(); }
     size_t experts_per_part(uint64_t largest_expert_bytes) const; // 0 without a window
