@@ -13,7 +13,8 @@ from xlm_broker.bench.grid import Work, depths_to_time, ttft_ns
 from xlm_broker.bench.statics import Times
 from xlm_broker.bench.summary import percentile
 
-DECODE_STEPS: Final = 5
+DECODE_STEPS: Final = 7
+QUARTILE: Final = 0.25  # of the steps' times: what disturbs a step can only make it longer
 SLOWEST_STEP_S: Final = 30.0
 Step = tuple[str, int, int, int]  # decode or prefill, depth, tokens, steps before it
 StepTimes = dict[str, dict[str, float]]  # card -> step -> ns; 0: stopped
@@ -98,6 +99,6 @@ def _time_step(child: Lazy, step: Step, card: Rates, limit_s: float) -> float:
     fields: dict[str, Any] = {"depth": depth, "card": card_fields(card)}
     if what == "decode":
         times = child.ask("decode", steps=DECODE_STEPS, **fields)["ns"]
-        return percentile(times, 0.5) or 0.0
+        return percentile(times, QUARTILE) or 0.0
     seconds = limit_s * (1 + lead)
     return float(child.ask("prefill", tokens=tokens, lead=lead, limit_s=seconds, **fields)["ns"])
