@@ -50,7 +50,7 @@ def draw(trace: dict[str, Any], path: Path) -> None:
     )
     near.set_title("The same, a part of it", fontsize=10)
     near.set_xlabel("milliseconds from the step's begin")
-    _legend(whole)
+    _legend(near)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
@@ -84,7 +84,7 @@ def _bar(axes: Any, event: dict[str, Any], height: int, begin: float, end: float
 def _legend(axes: Any) -> None:
     for kind in ("attention", "ffn", "output"):
         axes.barh(0, 0, color=COLOURS[kind], label={"ffn": "feed-forward"}.get(kind, kind))
-    axes.legend(loc="upper right", bbox_to_anchor=(1.0, 1.17), ncols=3, fontsize=8, frameon=False)
+    axes.legend(loc="upper right", bbox_to_anchor=(1.0, 1.16), ncols=3, fontsize=8, frameon=False)
 
 
 def main(arguments: Sequence[str]) -> None:
