@@ -9,7 +9,7 @@ from typing import Any
 from xlm_broker.bench.grid import QUICK, Grid
 from xlm_broker.bench.picture import draw
 from xlm_broker.bench.run import Bench, Options
-from xlm_broker.bench.summary import by_budget, table, verdicts
+from xlm_broker.bench.summary import by_budget, losses, table, verdicts
 
 EQUAL = {True: "equal", False: "**differ**"}
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "bench"
@@ -30,4 +30,11 @@ def rows(result: dict[str, Any]) -> list[str]:
         for row in (result["exact"] or {}).get("rows", [])
     ]
     cases = result["rows"]
-    return [*table(cases), "", *by_budget(cases), "", *(f"- {line}" for line in verdicts(cases)), *exact]
+    return [
+        *table(cases),
+        "",
+        *by_budget(cases),
+        "",
+        *(f"- {line}" for line in [*verdicts(cases), *losses(cases)]),
+        *exact,
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import exp, isfinite, log
 from typing import Any, Final
@@ -131,6 +132,40 @@ def by_budget(rows: Sequence[Row]) -> list[str]:
                  for b in ("ngl", "static")), str(lost)]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return head + lines
+
+
+def losses(rows: Sequence[Row], most: int = 12) -> list[str]:
+    """Rows in which a static setting was faster, the worst first, each with the setting and what is known of why."""
+    lost = [
+        (value, figure, row)
+        for row in rows
+        for figure in ("token_ms", "ttft_ms")
+        if (value := ratio(row, "static", figure)) is not None and value < 1.0
+    ]
+    lost.sort(key=lambda entry: entry[0])
+    lines = [_loss(value, figure, row) for value, figure, row in lost[:most]]
+    return [*lines, f"… and {len(lost) - most} more"] if len(lost) > most else lines
+
+
+def _loss(value: float, figure: str, row: Row) -> str:
+    name = "tokens/s" if figure == "token_ms" else "first token"
+    case = f"{row['model']}, {row['card']}, {row['budget_share']:.0%}, prompt {row['prompt']}, depth {row['depth']}"
+    setting = row["static"][figure.replace("_ms", "_setting")]
+    return f"{case}: {name} {value:.2f} {TIMES} of `{_short(setting)}`; {_why(figure, row, setting)}"
+
+
+def _why(figure: str, row: Row, setting: str) -> str:
+    places = row["decode_places" if figure == "token_ms" else "prompt_places"]
+    over = row["ours"][figure] / row["limit"][figure]
+    reasons = [f"ours has {places['cpu']} sub-layers on the CPU, {places['stream']} streamed"]
+    reasons += ["the baseline's CPU weights are repacked, ours cannot be"] if "--no-host" in setting else []
+    reasons += ["given up, counted as predicted"] if row.get("given_up") and figure == "ttft_ms" else []
+    return ", ".join([*reasons, f"{over:.2f} {TIMES} its limit"])
+
+
+def _short(setting: str) -> str:
+    """Lists of layers are long."""
+    return re.sub(r"blk\\\.\(([0-9]+)\|[0-9|]*?([0-9]+)\)", r"blk.(\1-\2)", setting)
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:

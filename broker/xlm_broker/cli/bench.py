@@ -16,7 +16,7 @@ from xlm_broker.bench.cards import MACHINES
 from xlm_broker.bench.grid import QUICK, UBATCH, Grid
 from xlm_broker.bench.picture import draw
 from xlm_broker.bench.run import Bench, Options
-from xlm_broker.bench.summary import by_budget, table, verdicts
+from xlm_broker.bench.summary import by_budget, losses, table, verdicts
 from xlm_broker.bench.traced import traced_step
 from xlm_broker.cli.common import ended_like_ctrl_c
 
@@ -74,7 +74,7 @@ def bench(
 def document(run: Bench) -> list[str]:
     """What is printed: tables and verdicts, in Markdown."""
     lines = [*table(run.rows), "", *by_budget(run.rows), ""]
-    lines += [f"- {line}" for line in verdicts(run.rows)]
+    lines += [f"- {line}" for line in [*verdicts(run.rows), *losses(run.rows)]]
     for row in (run.exact or {}).get("rows", []):
         equal = "equal tokens" if row["tokens_equal"] else "DIFFERENT TOKENS"
         lines.append(f"- exact compute, budget {row['budget_share']:.0%}: {equal}, {row['ratio']:.2f} of stock's speed")

@@ -12,6 +12,7 @@ from xlm_broker.bench.summary import (
     errors,
     figures,
     geomean,
+    losses,
     over_limit,
     percentile,
     ratios,
@@ -75,6 +76,26 @@ def test_tables_and_verdicts_are_written_even_without_any_baseline() -> None:
     assert all(line.count("|") == table(rows)[0].count("|") for line in table(rows))
     assert len(by_budget(rows)) == 3
     assert any("no rows" in line for line in verdicts(rows))
+
+
+def test_losses_name_the_setting_and_what_is_known_of_why() -> None:
+    places = {"cpu": 3, "stream": 2, "resident": 1}
+    row_ = row(10, 5, prompt=64, decode_places=places, prompt_places=places, given_up=True)
+    row_["static"] |= {"token_setting": r"-ngl 9 -ot blk\.(0|1|2|13)\.ffn_up=CPU --no-host", "ttft_setting": "-ngl 9"}
+    words = losses([row_, row(10, 50)])
+    assert len(words) == 1
+    assert "0.50" in words[0]
+    assert "blk.(0-13)" in words[0]
+    assert "repacked" in words[0]
+    assert "3 sub-layers on the CPU" in words[0]
+
+
+def test_only_the_worst_losses_are_listed() -> None:
+    places = {"cpu": 0, "stream": 0, "resident": 1}
+    many = [row(10, 5, prompt=64, decode_places=places, prompt_places=places) for _ in range(20)]
+    for lost in many:
+        lost["static"] |= {"token_setting": "-ngl 1", "ttft_setting": "-ngl 1"}
+    assert losses(many, most=3)[-1] == "… and 17 more"
 
 
 def test_verdicts_say_reached_and_missed() -> None:
