@@ -2,6 +2,7 @@
 // (run with both sanitizers).
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 #include <random>
 #include <thread>
@@ -9,6 +10,16 @@
 #include "client_fixture.hpp"
 
 using namespace xlm::test;
+
+namespace {
+
+/// How often, of `all` times: under valgrind, which is slow, $XLM_STRESS_PART divides it.
+std::size_t times(std::size_t all) {
+    const char * part = std::getenv("XLM_STRESS_PART");
+    return std::max<std::size_t>(5, all / (part ? std::strtoul(part, nullptr, 10) : 1));
+}
+
+} // namespace
 
 TEST(ten_thousand_starts_and_cancels) {
     FakeBroker broker;
@@ -24,7 +35,7 @@ TEST(ten_thousand_starts_and_cancels) {
         sessions.push_back(game.open());
     std::mt19937 random(7);
     std::size_t started = 0;
-    while (started < 10'000) {
+    while (started < times(10'000)) {
         xlm_session * session = sessions[random() % sessions.size()];
         const xlm_result result = xlm_session_say(session, xlm_str_from("Go"), nullptr, nullptr);
         started += result == XLM_SUCCESS;
@@ -44,7 +55,7 @@ TEST(a_hundred_clients_come_and_go) {
     std::mt19937 random(3);
     std::vector<std::unique_ptr<Game>> games;
     std::size_t never_ready = 0; // one that leaves between HELLO and WELCOME may leave a lease to its time-out
-    for (int i = 0; i < 100; i++) {
+    for (std::size_t i = 0; i < times(100); i++) {
         games.push_back(std::make_unique<Game>(broker.endpoint));
         if (random() % 2)
             REQUIRE(games.back()->ready());
@@ -65,6 +76,67 @@ TEST(a_hundred_clients_come_and_go) {
     } while (n_clients > 1 + never_ready);
 }
 
+TEST(clients_are_destroyed_with_requests_under_way) {
+    FakeBroker broker;
+    broker("hold\t1");
+    std::mt19937 random(11);
+    for (std::size_t i = 0; i < times(200); i++) {
+        Game game(broker.endpoint);
+        if (i % 2) REQUIRE(game.ready());
+        xlm_session * session = game.open();
+        xlm_session_say(session, xlm_str_from("Hi"), nullptr, nullptr);
+        const xlm_budget budget = XLM_BUDGET_INIT;
+        if (random() % 2) xlm_client_set_budget(game.client, &budget, nullptr);
+        if (random() % 2) xlm_client_request_status(game.client, nullptr);
+        if (random() % 2) xlm_client_poll(game.client, 0);
+        if (random() % 3 == 0) xlm_session_close(session);
+    } // the client goes here
+    Game last(broker.endpoint);
+    REQUIRE(last.ready());
+}
+
+TEST(callbacks_close_their_own_sessions_again_and_again) {
+    FakeBroker broker;
+    std::size_t closed = 0;
+    Game game(broker.endpoint, [&](const xlm_event & event) {
+        if (event.kind != XLM_EVENT_TOKENS && event.kind != XLM_EVENT_SESSION_OPENED) return;
+        if (event.kind == XLM_EVENT_SESSION_OPENED && closed % 2) return; // every other one: at its first words
+        CHECK_EQ(xlm_client_destroy(event.client), XLM_ERROR_IN_CALLBACK);
+        CHECK_EQ(xlm_session_close(event.session), XLM_SUCCESS);
+        closed++;
+    });
+    REQUIRE(game.ready());
+    const std::size_t wanted = times(500);
+    while (closed < wanted) {
+        const std::size_t before = closed;
+        xlm_session_say(game.open(), xlm_str_from("Hi"), nullptr, nullptr);
+        REQUIRE(game.until([&] { return closed > before; }));
+        game.seen.clear();
+    }
+}
+
+TEST(the_wrong_thread_is_told_so_while_the_right_one_polls) {
+    FakeBroker broker;
+    Game game(broker.endpoint);
+    REQUIRE(game.ready());
+    std::atomic<bool> over{false};
+    std::thread wrong([&] {
+        xlm_event event = XLM_EVENT_INIT;
+        while (!over) {
+            CHECK_EQ(xlm_client_poll(game.client, 0), XLM_ERROR_WRONG_THREAD);
+            CHECK_EQ(xlm_client_next_event(game.client, &event), XLM_ERROR_WRONG_THREAD);
+        }
+    });
+    for (std::size_t i = 0; i < times(100); i++) {
+        game.seen.clear();
+        game.say(game.open());
+        REQUIRE(game.until(XLM_EVENT_DONE));
+        xlm_session_close(game.of(XLM_EVENT_DONE)[0].session);
+    }
+    over = true;
+    wrong.join();
+}
+
 TEST(many_threads_ask_at_once) {
     FakeBroker broker;
     Game game(broker.endpoint);
@@ -75,8 +147,8 @@ TEST(many_threads_ask_at_once) {
         threads.emplace_back([&, t] {
             xlm_budget budget = XLM_BUDGET_INIT;
             xlm_frame_info frame = XLM_FRAME_INFO_INIT;
-            for (int i = 0; i < 300; i++) {
-                budget.cap_bytes = static_cast<std::uint64_t>(t * 1000 + i);
+            for (std::size_t i = 0; i < times(300); i++) {
+                budget.cap_bytes = static_cast<std::uint64_t>(t) * 1000 + i;
                 frame.frame_ns = 1'000'000;
                 xlm_frame(game.client, &frame);
                 if (xlm_client_set_budget(game.client, &budget, nullptr) == XLM_SUCCESS) asked++;
@@ -104,7 +176,7 @@ TEST(a_broker_that_dies_again_and_again) {
     std::vector<xlm_session *> sessions;
     for (int i = 0; i < 4; i++)
         sessions.push_back(game.open());
-    for (int round = 0; round < 5; round++) {
+    for (std::size_t round = 0; round < times(5); round++) {
         for (xlm_session * session : sessions)
             xlm_session_say(session, xlm_str_from("Go"), nullptr, nullptr);
         broker(round % 2 ? "restart" : "restart\tremember");

@@ -1,0 +1,139 @@
+"""libxlm as it is installed: found with pkg-config, used by programs as a reader of the docs writes them.
+
+The programs talk to a real broker with the small model. What costs nothing of the
+library (allocations, errors of memory) is shown by its own tests, built without
+sanitizers, which bring a malloc of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.installed_xlm import ROOT, InstalledXlm, installed_xlm
+from tests.support.running_broker import RunningBroker, running_broker, wait_until
+
+C_WARNINGS = ("-Wall", "-Wextra", "-pedantic", "-Wstrict-prototypes", "-Werror")
+NATIVE = ROOT / "tests/native"
+LEAKS = "definite,indirect"
+VALGRIND = (
+    *("valgrind", "--quiet", "--error-exitcode=99", "--leak-check=full", f"--show-leak-kinds={LEAKS}"),
+    *(f"--errors-for-leak-kinds={LEAKS}", "--child-silent-after-fork=yes"),
+)
+
+
+@pytest.fixture(scope="module")
+def installed() -> InstalledXlm:
+    return installed_xlm()
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[RunningBroker]:
+    with running_broker(ctx=1024, sessions=2, sim_vram="256MiB") as broker:
+        yield broker
+
+
+def talk(installed: InstalledXlm, broker: RunningBroker, program: Path, *words: str) -> str:
+    environment = {**installed.environment, "XLM_ENDPOINT": broker.endpoint}
+    done = subprocess.run([program, *words], env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def quick_start() -> str:
+    """The first whole program of the page."""
+    blocks = re.findall(r"```c\n(.*?)```", (ROOT / "docs/c-api.md").read_text(encoding="utf-8"), re.DOTALL)
+    return next(block for block in blocks if "int main" in block)
+
+
+def test_the_program_of_the_docs_talks(installed: InstalledXlm, broker: RunningBroker, tmp_path: Path) -> None:
+    source = tmp_path / "game.c"
+    source.write_text(quick_start(), encoding="utf-8")
+    said = talk(installed, broker, installed.compile(tmp_path / "game", [source], warnings=C_WARNINGS))
+    assert len(said.split()) >= 3, said
+
+
+def test_an_installation_can_be_moved(installed: InstalledXlm) -> None:
+    text = next(installed.prefix.glob("**/xlm.pc")).read_text()
+    assert "/first" not in text, "where it was installed first"
+    assert str(installed.prefix) in " ".join(installed.flags())
+
+
+def test_the_cmake_package_is_found(installed: InstalledXlm, broker: RunningBroker, tmp_path: Path) -> None:
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.16)\nproject(game LANGUAGES C CXX)\nfind_package(xlm 0.1 REQUIRED)\n"
+        f"add_executable(hello {ROOT}/samples/c/hello.c)\ntarget_link_libraries(hello PRIVATE xlm::xlm)\n"
+    )
+    options = f"-DCMAKE_PREFIX_PATH={installed.prefix}"
+    build = installed.cmake(tmp_path, tmp_path / "build", options=[options])
+    assert "[the model may use" in talk(installed, broker, build / "hello", "Say a word.")
+
+
+def test_the_sample_in_cpp(installed: InstalledXlm, broker: RunningBroker, tmp_path: Path) -> None:
+    hello = installed.compile(tmp_path / "hello", [ROOT / "samples/cpp/hello.cpp"])
+    assert len(talk(installed, broker, hello, "Say a word.").split()) >= 2
+
+
+def test_the_samples_in_python(broker: RunningBroker) -> None:
+    def run(name: str, lines: str = "") -> str:
+        script = ROOT / "samples/python" / name
+        environment = {**os.environ, "XLM_ENDPOINT": broker.endpoint, "PYTHONUTF8": "1"}
+        done = subprocess.run(
+            [sys.executable, script], input=lines, env=environment, capture_output=True, text=True, timeout=200
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    spoken = run("npc_dialogue.py", "Hello\n/budget 32MiB\nStill there?\n\n")
+    assert spoken.count("Greta: ") == 2
+    assert "budget 32MiB" in spoken
+    assert len(re.findall(r"-> (open_gate|refuse|attack|wait) \((calm|wary|angry)\)", run("npc_actions.py"))) == 3
+
+
+# -- the native tests that need a build without sanitizers ----------------------------------------------------------
+
+
+def native_test(installed: InstalledXlm, folder: Path, name: str) -> Path:
+    """One of tests/native, which brings its own main and its fake broker."""
+    names = {"PYTHON": sys.executable, "SDK_FOLDER": ROOT / "sdk", "FAKE_BROKER": NATIVE / "fake_broker.py"}
+    defines = [f'-DXLM_{key}="{value}"' for key, value in names.items()]
+    includes = [f"-I{ROOT}/bindings/cpp/include"]
+    return installed.compile(folder / name, [NATIVE / f"{name}.cpp"], *defines, *includes, "-pthread")
+
+
+def test_frames_of_a_game_allocate_nothing(installed: InstalledXlm, tmp_path: Path) -> None:
+    installed.run([native_test(installed, tmp_path, "client_alloc")])
+
+
+def test_stress_under_valgrind(installed: InstalledXlm, tmp_path: Path) -> None:
+    """Fewer rounds than without: valgrind runs one thread at a time, some thirty times slower."""
+    stress = native_test(installed, tmp_path, "client_stress")
+    environment = {**installed.environment, "XLM_STRESS_PART": "40"}
+    done = subprocess.run([*VALGRIND, stress], env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -- a game that starts its own broker, in C ------------------------------------------------------------------------
+
+
+def test_nothing_is_left_of_a_program_that_is_killed(
+    installed: InstalledXlm, broker: RunningBroker, tmp_path: Path
+) -> None:
+    hello = installed.compile(tmp_path / "hello", [ROOT / "samples/c/hello.c"])
+    with tempfile.TemporaryDirectory() as runtime:
+        environment = {**installed.environment, "XLM_ENDPOINT": broker.endpoint, "XDG_RUNTIME_DIR": runtime}
+        game = subprocess.Popen([hello, "Tell me a story."], env=environment, stdout=subprocess.PIPE, text=True)
+        assert game.stdout is not None
+        assert game.stdout.readline().startswith("[the model may use")
+        game.kill()
+        game.communicate()
+        assert os.listdir(runtime) == []
+    with broker.connect("observer") as observer:
+        wait_until(lambda: [one["name"] for one in observer.status().clients] == ["observer"], "its lease ends")
