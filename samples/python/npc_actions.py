@@ -1,5 +1,6 @@
 """An NPC that acts: each answer is JSON the game can carry out, whatever the model would rather say.
 
+    xlm-broker --model demo --budget-from-game &
     python npc_actions.py [ENDPOINT]
 
 The schema is turned into a grammar, so the model cannot leave it: no parsing of

@@ -53,6 +53,13 @@ def quick_start() -> str:
     return next(block for block in blocks if "int main" in block)
 
 
+def test_every_sample_shows_the_broker_that_takes_its_budget_from_the_game() -> None:
+    files = ["c/hello.c", "c/tavern/README.md", "cpp/hello.cpp", "unity/README.md", "unreal/README.md"]
+    files += ["python/npc_dialogue.py", "python/npc_actions.py"]
+    for name in files:
+        assert "xlm-broker --model demo --budget-from-game" in (ROOT / "samples" / name).read_text(), name
+
+
 def test_the_program_of_the_docs_talks(installed: InstalledXlm, broker: RunningBroker, tmp_path: Path) -> None:
     source = tmp_path / "game.c"
     source.write_text(quick_start(), encoding="utf-8")

@@ -156,6 +156,8 @@ namespace UnityEngine
     public static class Debug
     {
         public static readonly List<string> Lines = new List<string>();
+        public static void Log(object message) { Lines.Add("log " + message); }
+        public static void LogWarning(object message) { Lines.Add("warning " + message); }
         public static void LogError(object message, Object context) { Lines.Add("error " + message); }
         public static void LogWarning(object message, Object context) { Lines.Add("warning " + message); }
     }
