@@ -50,6 +50,9 @@ class BudgetTarget(Protocol):
 
     def set_budget(self, request: link.SetEngineBudget, timeout_ns: int) -> link.Released: ...
 
+    def hurry(self) -> None:
+        """The step under way rests no more."""
+
 
 class ImageSink(Protocol):
     """Takes pieces of images; thread safe. What it answers is sent to the broker."""
@@ -176,6 +179,8 @@ class Channel:
             self._take_part(message)
         else:
             self.inbox.put(message)
+            if self._target is not None and not isinstance(message, link.SetPace):
+                self._target.hurry()  # it is read after the step
 
     def _take_part(self, part: link.ImagePart) -> None:
         request = self._images.take_part(part) if self._images is not None else None

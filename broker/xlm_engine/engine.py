@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import time
@@ -68,13 +69,17 @@ class BudgetDevice:
             cause=request.cause,
         )
 
+    def hurry(self) -> None:
+        with contextlib.suppress(XlmError):  # the step then rests as it would have
+            self._device.set_pace(1.0)
+
 
 class Engine:
     """``run`` returns the exit status. ``stop`` may be called from a signal handler."""
 
     def __init__(self, endpoint: str, parent_pid: int) -> None:
         self._meter: Final = Meter()
-        self._pacer: Final = Pacer()
+        self._pacer: Final = Pacer(self._rested_ns)
         self._log: Final = LlamaLog()
         self._device: Device | None = None
         self._experts: ExpertFigures | None = None
@@ -227,7 +232,19 @@ class Engine:
                 if batcher.settle():
                     self._channel.report()
             elif not self._pacer.wait_ns():
-                self._pacer.step(batcher.step)
+                self._pacer.step(lambda: self._step(batcher))
+
+    def _step(self, batcher: Batcher) -> None:
+        """One step, which rests at its borders too; not where a message came in since the inbox was read."""
+        if self._device is not None:
+            self._device.set_pace(self._pacer.duty, self._pacer.max_gap_ns)
+            if not self._channel.inbox.empty():
+                self._device.set_pace(1.0)
+        batcher.step()
+
+    def _rested_ns(self) -> int:
+        """Within steps, since the engine started."""
+        return 0 if self._device is None else self._device.stats()["ns_paced"]
 
     def _patience_s(self, batcher: Batcher) -> float:
         """How long there is nothing to do but to wait for messages: idle, or between two paced steps."""

@@ -8,11 +8,13 @@
 #include "backend/ledger.hpp"
 #include "backend/pace.hpp"
 #include "backend/range_set.hpp"
+#include "backend/rests.hpp"
 #include "backend/ring_alloc.hpp"
 #include "backend/schedule.hpp"
 #include "backend/scratch_plan.hpp"
 
 #include <atomic>
+#include <cmath>
 #include <random>
 #include <thread>
 
@@ -294,6 +296,51 @@ void test_gate_serves_every_request() {
     CHECK(served > 0);
 }
 
+void test_rests_for_what_was_computed() {
+    constexpr uint64_t ms = 1'000'000;
+    Rests rests;
+    rests.begin(0);
+    CHECK(!rests.slow());
+    CHECK_EQ(rests.due_ns(30 * ms), 30 * ms);
+    rests.set(0.25, 100 * ms);
+    CHECK(rests.slow());
+    CHECK_EQ(rests.due_ns(4 * ms), 16 * ms); // 4 of 16
+    CHECK_EQ(rests.due_ns(Rests::least_busy_ns - 1), Rests::least_busy_ns - 1);
+    rests.rested(4 * ms, 16 * ms);
+    CHECK_EQ(rests.due_ns(18 * ms), 24 * ms);
+    rests.rested(18 * ms, 24 * ms);
+    CHECK_EQ(rests.due_ns(124 * ms), 124 * ms + 82 * ms); // of 100 in all, 18 are over
+    rests.rested(124 * ms, 206 * ms);
+    CHECK_EQ(rests.due_ns(300 * ms), 300 * ms);
+    rests.begin(300 * ms);
+    CHECK(rests.due_ns(310 * ms) > 310 * ms);
+    for (const double nonsense : {0.0, -1.0, 1.0, 2.0, std::nan("")}) {
+        rests.set(nonsense, 100 * ms);
+        CHECK(!rests.slow());
+    }
+}
+
+// Also one that is about to begin.
+void test_a_reclaim_and_a_wake_end_a_rest() {
+    std::atomic<int> served{0};
+    Gate gate([&] { served++; });
+    std::atomic<bool> over{false}, resting{false};
+    std::thread holder([&] {
+        const GateGuard guard(gate);
+        resting = true;
+        gate.rest(std::chrono::minutes(5), [&] { return false; });
+        gate.serve_requests();
+        gate.rest(std::chrono::minutes(5), [&] { return over.load(); });
+    });
+    while (!resting)
+        std::this_thread::yield();
+    CHECK(gate.request(std::chrono::minutes(5)));
+    CHECK_EQ(served.load(), 1);
+    over = true;
+    gate.wake();
+    holder.join();
+}
+
 } // namespace
 
 int main() {
@@ -307,5 +354,7 @@ int main() {
     test_eviction_order();
     test_schedule_is_checked();
     test_gate_serves_every_request();
+    test_rests_for_what_was_computed();
+    test_a_reclaim_and_a_wake_end_a_rest();
     std::puts("ok");
 }

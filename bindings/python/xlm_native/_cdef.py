@@ -130,6 +130,7 @@ uint64_t expert_bytes_saved;
 uint64_t expert_passes;
 uint64_t expert_whole;
 uint64_t sublayer_ns_max;
+uint64_t ns_paced;
 } xlm_stats;
 enum xlm_expert_mode {
 XLM_EXPERTS_UNKNOWN = 0,
@@ -193,6 +194,7 @@ xlm_status xlm_device_set_schedule(const xlm_schedule *schedule);
 xlm_status xlm_device_settle(uint64_t max_bytes, uint32_t *more);
 xlm_status xlm_device_begin_step(uint32_t n_tokens);
 xlm_status xlm_device_abort_step(void);
+xlm_status xlm_device_set_pace(double duty, uint64_t max_rest_ns);
 xlm_status xlm_device_trim(void);
 xlm_status xlm_device_recover(void);
 xlm_status xlm_device_experts(uint32_t index, xlm_expert_info *info, float *share, uint32_t n_share);

@@ -241,6 +241,13 @@ class Device:
         """Stops the running graph at its next border; its llama_decode returns an error."""
         self._check(self._lib.xlm_device_abort_step(), "abort_step")
 
+    def set_pace(self, duty: float, max_rest_ns: int = 0) -> None:
+        """Steps rest at their borders, so that computing takes ``duty`` of the time; 1: no rests. At once in force.
+
+        All rests of a step together are at most ``max_rest_ns``. A duty outside (0, 1] is a NativeError.
+        """
+        self._check(self._lib.xlm_device_set_pace(duty, max_rest_ns), "set_pace")
+
     def trim(self) -> None:
         """Drops all device memory; keeps budget and schedule."""
         self._check(self._lib.xlm_device_trim(), "trim")

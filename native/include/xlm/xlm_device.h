@@ -175,6 +175,7 @@ typedef struct xlm_stats {
     uint64_t expert_passes;               /* groups of experts that went through the window */
     uint64_t expert_whole;                /* sub-layers planned with whole tensors though the schedule streams them: see xlm_expert_info.mode */
     uint64_t sublayer_ns_max;             /* longest time one sub-layer took on the device; what a reclaim may have to wait for */
+    uint64_t ns_paced;                    /* rests within steps, by xlm_device_set_pace() */
 } xlm_stats;
 
 /* How an experts sub-layer was planned last. */
@@ -281,6 +282,10 @@ XLM_DEVICE_API xlm_status xlm_device_begin_step(uint32_t n_tokens);
 /* Makes the running graph of any thread stop at its next border; llama_decode
  * then returns an error. Cleared by the next begin_step. */
 XLM_DEVICE_API xlm_status xlm_device_abort_step(void);
+/* Steps rest at their borders (sub-layers on the device, operations on the CPU), so that computing takes `duty` of the
+ * time, over 0 and at most 1 (no rests; the default). All rests of a step together are at most max_rest_ns. At once in
+ * force, also for a rest under way. A reclaim or an abort ends a rest. Results do not depend on it. */
+XLM_DEVICE_API xlm_status xlm_device_set_pace(double duty, uint64_t max_rest_ns);
 /* Drops all device memory (idle), keeps budget and schedule. */
 XLM_DEVICE_API xlm_status xlm_device_trim(void);
 /* Tries the inner device again after XLM_ERR_DEVICE_LOST; OK = usable again. */

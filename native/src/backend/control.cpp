@@ -224,6 +224,16 @@ xlm_status xlm_device_begin_step(uint32_t n_tokens) {
 xlm_status xlm_device_abort_step(void) {
     return at_boundary([&] {
         opened_core().abort_step = true;
+        core().gate.wake();
+        return XLM_OK;
+    });
+}
+
+xlm_status xlm_device_set_pace(double duty, uint64_t max_rest_ns) {
+    return at_boundary([&] {
+        if (!(duty > 0.0 && duty <= 1.0)) throw ApiError(XLM_ERR_INVALID_ARGUMENT, "duty is not in (0, 1]");
+        opened_core().rests.set(duty, max_rest_ns);
+        core().gate.wake();
         return XLM_OK;
     });
 }
@@ -353,6 +363,7 @@ xlm_status xlm_device_stats(xlm_stats * stats) {
         result.expert_passes = from.expert_passes.get();
         result.expert_whole = from.expert_whole.get();
         result.sublayer_ns_max = from.sublayer_ns_max.get();
+        result.ns_paced = from.ns_paced.get();
         write_struct(stats, result);
         return XLM_OK;
     });

@@ -192,4 +192,14 @@ void Core::forget_buffer(HostBuffer * buffer) {
     cache.changed();
 }
 
+void Core::rest() {
+    const uint64_t began_ns = now_ns();
+    if (rests.due_ns(began_ns) <= began_ns) return;
+    const auto over = [&] { return abort_step.load() || rests.due_ns(began_ns) <= now_ns(); };
+    gate.rest(std::chrono::nanoseconds(rests.due_ns(began_ns) - began_ns), over);
+    const uint64_t ended_ns = now_ns();
+    rests.rested(began_ns, ended_ns);
+    stats.ns_paced += ended_ns - began_ns;
+}
+
 } // namespace xlm

@@ -6,7 +6,9 @@
 
 #include "cache.hpp"
 #include "gate.hpp"
+#include "pace.hpp"
 #include "registry.hpp"
+#include "rests.hpp"
 #include "schedule.hpp"
 #include "stats.hpp"
 #include "trace.hpp"
@@ -27,6 +29,7 @@ struct Core {
     Registry registry{inner};
     Cache cache{inner, ledger, registry, stats};
     Gate gate;
+    Rests rests;
     std::mutex exec_mutex;
     std::atomic<bool> opened{false};
     std::atomic<bool> abort_step{false};
@@ -46,6 +49,7 @@ struct Core {
     void take_schedule();            // takes the gate
     bool settle(uint64_t max_bytes); // takes the gate; true while something is left
     void lose_device();              // holds the gate
+    void rest();                     // as `rests` has it; less where a reclaim or an abort comes
 
     void forget_buffer(HostBuffer * buffer); // takes both
     void reclaim();                          // the gate's service

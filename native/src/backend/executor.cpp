@@ -88,8 +88,11 @@ bool still_fits(const Plan & plan, const PlanLimits & limits) {
     return is < was * 1.5 && was < is * 1.5;
 }
 
+// Called by the CPU backend after each node, on the thread that runs the graph: the border where a CPU segment rests.
 bool should_abort(void * data) {
-    return static_cast<Core *>(data)->abort_step.load(std::memory_order_relaxed);
+    Core & core = *static_cast<Core *>(data);
+    if (core.rests.slow()) core.rest();
+    return core.abort_step.load(std::memory_order_relaxed);
 }
 
 } // namespace
@@ -134,6 +137,7 @@ ggml_status Executor::run(ggml_cgraph * graph) {
 ggml_status Executor::run_locked(ggml_cgraph & graph) {
     const Timed timed(core_.stats.ns_graph);
     core_.stats.n_graphs++;
+    core_.rests.begin(now_ns());
     core_.take_schedule();
     Known & entry = known(graph);
     GraphInfo & info = entry.info;
@@ -323,6 +327,7 @@ Executor::Outcome Executor::run_plan(ggml_cgraph & graph, const GraphInfo & info
     if (plan.uses_device && !core_.cache.ring.begin(plan.stream_order)) return Outcome::lost;
     for (size_t s = 0; s < plan.segments.size();) {
         const Segment & segment = plan.segments[s];
+        if (!rest_at_border()) return Outcome::lost;
         const bool stop = core_.gate.requested() || core_.abort_step.load();
         if (stop || !segment.on_device) {
             if (!canonicalise(info, plan, segment.first)) return Outcome::lost;
@@ -340,6 +345,14 @@ Executor::Outcome Executor::run_plan(ggml_cgraph & graph, const GraphInfo & info
         s++;
     }
     return canonicalise(info, plan, graph.n_nodes) ? Outcome::done : Outcome::lost;
+}
+
+// What was submitted is waited for, so that the device idles too.
+bool Executor::rest_at_border() {
+    if (!core_.rests.slow()) return true;
+    if (!ahead_.finish()) return false;
+    core_.rest();
+    return true;
 }
 
 Executor::Outcome Executor::run_cpu_segment(ggml_cgraph & graph, const GraphInfo & info, Plan &,

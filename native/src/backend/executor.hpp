@@ -67,6 +67,7 @@ private:
     void save_inputs(const GraphInfo & info);
     void read_state_rows(const ggml_cgraph & graph, const GraphInfo & info);
 
+    bool rest_at_border();
     Outcome run_plan(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const PlanLimits & limits);
     Outcome run_device_segment(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment,
                                const PlanLimits & limits);

@@ -44,6 +44,18 @@ public:
             serve(lock);
     }
 
+    // For who computes: sleeps, until a reclaim is asked for or `over` says so. Whoever changes what `over` looks at
+    // calls wake().
+    template <typename Over>
+    void rest(std::chrono::nanoseconds time, Over over) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        changed_.wait_for(lock, time, [&] { return requested_ != served_ || over(); });
+    }
+    void wake() {
+        { const std::lock_guard<std::mutex> lock(mutex_); } // who checks its condition now sleeps before the call
+        changed_.notify_all();
+    }
+
     // From any thread that does not hold the gate. True when served within the timeout;
     // otherwise it is still going to be.
     bool request(std::chrono::nanoseconds timeout) {
@@ -58,6 +70,7 @@ public:
             changed_.notify_all();
             return true;
         }
+        changed_.notify_all(); // the holder may be resting
         return changed_.wait_for(lock, timeout, [&] { return served_ >= mine; });
     }
 

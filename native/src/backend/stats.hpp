@@ -28,7 +28,7 @@ struct Stats {
     Counter n_pieces_streamed, bytes_streamed, bytes_resident_uploaded;
     Counter bytes_activations_up, bytes_activations_down, bytes_kv_up, bytes_kv_written_back;
     Counter n_evictions, n_reclaims, reclaim_ns_max, sublayer_ns_max;
-    Counter ns_graph, ns_wait_device, ns_cpu_compute;
+    Counter ns_graph, ns_wait_device, ns_cpu_compute, ns_paced;
     Counter n_fallback_cpu, n_replays, n_device_refusals, over_budget_events;
     Counter expert_steps, expert_hits, expert_misses, expert_cpu, expert_bytes_uploaded, expert_bytes_saved;
     Counter expert_passes, expert_whole;
@@ -54,6 +54,7 @@ struct Stats {
                                   &ns_graph,
                                   &ns_wait_device,
                                   &ns_cpu_compute,
+                                  &ns_paced,
                                   &n_fallback_cpu,
                                   &n_replays,
                                   &n_device_refusals,

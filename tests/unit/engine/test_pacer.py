@@ -18,7 +18,8 @@ class Engine:
 
     def __init__(self, duty: float = 1.0, max_gap_ns: int = MAX_GAP_NS) -> None:
         self.now_ns = 5_000 * MS
-        self.pacer = Pacer(lambda: self.now_ns)
+        self.rested_ns = 0
+        self.pacer = Pacer(lambda: self.rested_ns, lambda: self.now_ns)
         self.pacer.set(duty, max_gap_ns)
 
     def step(self, ns: int) -> None:
@@ -108,6 +109,25 @@ def test_idling_is_counted_without_the_time_nobody_asked() -> None:
     engine.pass_time(500 * MS)
     engine.step(10 * MS)
     assert engine.pacer.idle_ns == 10 * MS
+
+
+@given(STEPS, st.floats(0.05, 0.99), st.floats(0.0, 1.2))
+def test_what_a_step_rested_within_itself_is_not_asked_for_again(steps: list[int], duty: float, share: float) -> None:
+    """``share`` of the gap is rested within; the rest comes after. The duty is kept, unless more was rested."""
+    engine = Engine(duty)
+
+    def run(busy_ns: int) -> None:
+        rest_ns = int(share * (busy_ns / duty - busy_ns))
+        engine.rested_ns += rest_ns
+        engine.pass_time(busy_ns + rest_ns)
+
+    began_ns = engine.now_ns
+    for busy_ns in steps:
+        engine.pacer.step(lambda busy_ns=busy_ns: run(busy_ns))
+        engine.pass_time(engine.pacer.wait_ns())
+    taken_ns = engine.now_ns - began_ns
+    assert taken_ns == pytest.approx(sum(steps) / duty, rel=1e-3) or (share > 1 and taken_ns > sum(steps) / duty)
+    assert engine.pacer.idle_ns >= min(engine.rested_ns, 1)
 
 
 def test_a_failed_step_counts() -> None:
