@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from tests.bench import against_stock, host_memory, overlap, pacing, reclaim, throughput
+from tests.bench import against_stock, client_calls, host_memory, overlap, pacing, reclaim, throughput
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -81,6 +81,7 @@ def document(results: dict[str, Any]) -> list[str]:
         "throughput": ("Throughput, everything resident", throughput_rows),
         "host_memory": ("Host memory", memory_rows),
         "pacing": ("Frame times beside generation, by frame feedback", pacing.rows),
+        "client": ("Calls of libxlm on the game's thread", client_calls.rows),
         "overlap": ("Copies beside computing (modelled)", lambda result: overlap.rows(result["rows"])),
         "stock": ("Against stock llama.cpp (modelled cards)", against_stock.rows),
     }
@@ -100,13 +101,16 @@ def rewrite(path: Path, lines: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds; does not touch docs/")
-    parser.add_argument("--only", choices=("reclaim", "throughput", "host_memory", "pacing", "overlap", "stock"))
+    parser.add_argument(
+        "--only", choices=("reclaim", "throughput", "host_memory", "pacing", "client", "overlap", "stock")
+    )
     options = parser.parse_args()
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "reclaim": lambda: reclaim.measure(20 if options.quick else 200),
         "throughput": lambda: throughput.measure(3 if options.quick else 9),
         "host_memory": host_memory.measure,
         "pacing": lambda: pacing.measure(options.quick),
+        "client": client_calls.measure,
         "overlap": lambda: {"rows": overlap.measured(options.quick)},
         "stock": lambda: against_stock.measure(options.quick),
     }
@@ -118,6 +122,8 @@ def main() -> None:
     (ROOT / "build").mkdir(exist_ok=True)
     (ROOT / "build/bench.json").write_text(json.dumps(results, indent=1))
     lines = document(results)
+    if not options.quick and "pacing" in results:
+        pacing.plot(results["pacing"], ROOT / "docs/frame-pacing.png")
     if not options.quick and not options.only:
         rewrite(ROOT / "docs/benchmarks.md", lines)
     print("\n".join(lines))
