@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from xlm import errors
-from xlm.errors import BrokerError, BudgetError, DeviceError, EndpointError, GenerationError, XlmError
+from xlm.errors import BrokerError, BudgetError, DeviceError, EndpointError, GenerationError, ImageError, XlmError
+from xlm.protocol import messages
 from xlm.testing import FakeBroker
 from xlm_native import _generate_game, game
-from xlm_native.game import Event, Game, Kind
+from xlm_native.game import Event, Game, ImageBytes, Kind
 
 LONG_S = 120.0  # only bounds a failure
 
@@ -75,6 +76,21 @@ def test_every_code_has_the_sdks_meaning() -> None:
         assert error.fault == getattr(lib, f"XLM_FAULT_{known.error.fault.upper()}")
         described += 1
     assert described == len(errors.CODES)
+
+
+def test_images(client: Game, broker: FakeBroker) -> None:
+    session = client.open_session()
+    until(client, Kind.SESSION_OPENED)
+    frame = bytearray(b"BGRxBGRx....BGRxBGRx")
+    shown = [ImageBytes(b"a file"), ImageBytes(frame, "bgrx8", 2, 2, stride_bytes=12, bottom_up=True)]
+    session.say("What do you see?", images=shown)
+    frame[:] = bytes(len(frame))  # copied at the call
+    assert until(client, Kind.DONE)[-1].text == "Aye. 🔨 鍛冶屋"
+    keys = broker.wait_for(messages.Say).images
+    assert [broker.images[key] for key in keys] == [b"a file", b"BGRxBGRxBGRxBGRx"]
+    with pytest.raises(ImageError) as caught:
+        session.say("?", images=[ImageBytes(b"", "rgba8")])
+    assert caught.value.code == "image_empty"
 
 
 def test_a_conversation(client: Game) -> None:

@@ -97,7 +97,7 @@ def _as_in_c(line: str) -> str:
     if found is None:
         return line
     kind, name, value = found.groups()
-    kind = "Error" if kind == "Result" else re.sub("(State|Kind|Reason|Level)$", "", kind)
+    kind = "Error" if kind == "Result" else re.sub("(State|Kind|Reason|Level|Format)$", "", kind)
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", f"Xlm{kind}{name}").upper()
     return f"enum {words.replace('XLM_ERROR_SUCCESS', 'XLM_SUCCESS')} {value}"
 
@@ -124,6 +124,21 @@ def test_a_changed_field_is_noticed(built: Built, tmp_path: Path) -> None:
 
 def test_the_packages_own_tests(built: Built, fake: FakeBroker) -> None:
     assert ", 0 failed" in built.output(built.tests, XLM_TEST_ENDPOINT=fake.endpoint)
+
+
+def test_images(built: Built, fake: FakeBroker) -> None:
+    fake.answer = "I see."
+    with built.play("Images", fake.endpoint) as play:
+        lines = play.rest()
+    assert lines == ["text I see.", "empty ImageEmpty image_empty", "again I see.", "texture I see.", "pixels I see."]
+    says = [request for request in fake.requests if isinstance(request, messages.Say)]
+    shown = [[fake.images[key] for key in say.images] for say in says]
+    file, rows, flipped = b"file", bytes(range(8)) + bytes(range(12, 20)), bytes(range(16))
+    assert shown == [[file, rows], [], [flipped], [bytes([1, 2, 3, 4])]]
+    layouts = [one for one in fake.requests if isinstance(one, messages.ImageBegin)]
+    assert [(one.encoding, one.width, one.height, one.bottom_up) for one in layouts] == [
+        ("encoded", 0, 0, False), ("rgba8", 2, 2, False), ("bgrx8", 2, 2, True), ("rgbx8", 1, 1, True),
+    ]  # fmt: skip
 
 
 def test_talk(built: Built, fake: FakeBroker) -> None:

@@ -81,6 +81,18 @@ def test_a_question_interrupts(core: Core, fake: FakeBroker) -> None:
     assert said[1].stop == ["a stop text that is too long for the small string of a library"]
 
 
+def test_a_question_with_a_frame_interrupts_too(core: Core, fake: FakeBroker) -> None:
+    fake.answer = ["a", "b"]
+    fake.hold(after_pieces=1)
+    with core.play("image", fake.endpoint) as play:
+        fake.wait_for(messages.Cancel)
+        fake.release()
+        (told,) = play.rest()
+    assert told.endswith("[done:ab]")
+    say = fake.wait_for(messages.Say, 2)
+    assert [fake.images[key] for key in say.images] == [b"BGRxbgrx"]
+
+
 def test_stop(core: Core, fake: FakeBroker) -> None:
     fake.answer = ["a", "b"]
     fake.hold(after_pieces=1)

@@ -44,6 +44,7 @@ _PACKAGES: Final = (
     ("structlog", "logs"),
     ("psutil", "memory and processes"),
     ("platformdirs", "folders"),
+    ("pillow", "images"),
 )
 LLAMA_CPP_PYTHON: Final = "0.3.36"  # the only one the native libraries are built for (pyproject.toml)
 
@@ -89,6 +90,7 @@ def all_checks(
     yield python_version()
     yield packages()
     yield from llama_build(probe("llama"))
+    yield vision(probe("vision"))
     yield native_library("cache device", probe("device"))
     yield native_library("virtual GPU", probe("sim"))
     devices = find_devices()
@@ -176,6 +178,18 @@ def cpu_features(system_info: str) -> Check:
         advice = "rebuild llama-cpp-python on this machine with -DGGML_AVX2=ON if its CPU has AVX2"
         return Check("cpu features", "warn", f"{detail}: no AVX2, CPU sub-layers are slow", advice)
     return Check("cpu features", "ok", detail)
+
+
+def vision(answer: dict[str, Any]) -> Check:
+    """What models that see need: libmtmd of the same llama-cpp-python, and decoders for the usual formats."""
+    if "error" in answer:
+        advice = str(answer.get("hint") or _llama_advice(answer))
+        return Check("vision", "warn", f"images cannot be used: {answer['error']}", advice, answer)
+    detail = f"libmtmd found, Pillow {answer['pillow']} decodes {', '.join(answer['formats'])}"
+    missing = sorted({"PNG", "JPEG", "WEBP"} - set(answer["formats"]))
+    if missing:
+        return Check("vision", "warn", detail, f"this Pillow lacks {', '.join(missing)}: pip install pillow", answer)
+    return Check("vision", "ok", detail, data=answer)
 
 
 def native_library(name: str, answer: dict[str, Any]) -> Check:

@@ -1,4 +1,4 @@
-"""Loads one native part and says what it is: ``python -m xlm_broker.cli.probe llama|device|vulkan``.
+"""Loads one native part and says what it is: ``python -m xlm_broker.cli.probe llama|device|sim|vision|vulkan``.
 
 Run by ``xlm doctor`` as a process of its own, so that a library that crashes
 (wrong CPU instructions, a broken driver) is a finding and not the doctor's end.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import io
 import json
 import sys
 from importlib import import_module
@@ -63,6 +64,24 @@ def sim() -> dict[str, Any]:
         opened.close()
 
 
+def vision() -> dict[str, Any]:
+    """libmtmd beside llama.cpp, and Pillow's decoders, each tried on a picture of one pixel."""
+    mtmd, pil = import_module("llama_cpp.mtmd_cpp"), import_module("PIL.Image")
+    marker = mtmd.mtmd_default_marker()
+    kinds = [kind for kind in ("PNG", "JPEG", "WEBP", "BMP", "GIF") if _decodes(pil, kind)]
+    return {"marker": marker.decode("utf-8", "replace"), "pillow": import_module("PIL").__version__, "formats": kinds}
+
+
+def _decodes(pil: Any, kind: str) -> bool:
+    file = io.BytesIO()
+    try:
+        pil.new("RGB", (1, 1)).save(file, kind)
+        pil.open(file, formats=[kind]).load()
+    except Exception:
+        return False
+    return True
+
+
 def vulkan() -> dict[str, Any]:
     """The Vulkan loader and the version of the API it offers."""
     name = ctypes.util.find_library("vulkan-1" if sys.platform == "win32" else "vulkan")
@@ -77,7 +96,7 @@ def vulkan() -> dict[str, Any]:
     return {"loader": name, "api": f"{(version.value >> 22) & 0x7F}.{(version.value >> 12) & 0x3FF}"}
 
 
-PROBES = {"llama": llama, "device": device, "sim": sim, "vulkan": vulkan}
+PROBES = {"llama": llama, "device": device, "sim": sim, "vision": vision, "vulkan": vulkan}
 
 
 def main() -> None:

@@ -68,6 +68,8 @@ def page(status: Mapping[str, Any]) -> RenderableType:
     for name in _PARTS:
         if status.get(name):
             parts.append(_block(name, status[name]))
+    if (status.get("vision") or {}).get("projector"):
+        parts.append(_block("vision", status["vision"]))
     for name in _LISTS:
         parts += [_block(f"{name[:-1]} {number}", entry) for number, entry in enumerate(status.get(name) or [], 1)]
     return Group(Text(summary(status), style="bold"), *parts) if parts else Text("the broker reported nothing")

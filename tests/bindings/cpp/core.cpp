@@ -225,10 +225,32 @@ void process(const std::string & endpoint) {
 
 } // namespace
 
+// A question with a frame waits until the answer before it has stopped, and owns its pixels until then.
+void image(const std::string & endpoint) {
+    xlm::Client client = connect(endpoint);
+    Notes told;
+    xlm::Talker talker("", XLM_OVERFLOW_SHIFT, told.listener());
+    talker.say(client, "Count");
+    poll_until(client, [&] { return told.has("+a"); });
+    {
+        xlm::TalkOptions options;
+        auto frame = std::make_shared<xlm::TalkImage>();
+        frame->bytes = {'B', 'G', 'R', 'x', 'b', 'g', 'r', 'x'};
+        frame->format = XLM_IMAGE_BGRX8;
+        frame->width = 1;
+        frame->height = 2;
+        options.images.push_back(std::move(frame));
+        talker.say(client, "What do you see?", options);
+    }
+    poll_until(client, [&] { return told.has("done:ab"); });
+    tell(told.line);
+}
+
 int main(int count, char ** words) {
     const std::map<std::string, void (*)(const std::string &)> scenarios = {
         {"sentences", sentences}, {"garbage", garbage}, {"talk", talk},     {"interrupt", interrupt},
-        {"stop", stop},           {"within", within},   {"errors", errors}, {"process", process}};
+        {"stop", stop},           {"within", within},   {"errors", errors}, {"process", process},
+        {"image", image}};
     if (count != 3 || scenarios.count(words[1]) == 0) return 2;
     scenarios.at(words[1])(words[2]);
     tell("end");

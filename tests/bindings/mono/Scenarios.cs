@@ -30,6 +30,38 @@ internal static class Scenarios
         }
     }
 
+    public static void Images(Scenario play)
+    {
+        using (XlmClient client = play.Connect())
+        using (XlmSession greta = client.OpenSession())
+        {
+            byte[] rows = new byte[20]; // 2 pixels, 4 bytes between the rows
+            for (int i = 0; i < rows.Length; i++) rows[i] = (byte)i;
+            XlmImage file = new XlmImage(new byte[] { 102, 105, 108, 101 });
+            XlmImage pixels = new XlmImage(rows, XlmImageFormat.Rgba8, 2, 2, 12);
+            XlmSayOptions options = new XlmSayOptions { Images = new[] { file, pixels } };
+            play.Tell("text " + play.Await(client, greta.Say("What do you see?", options).Completion));
+            XlmReply none;
+            XlmError error;
+            options.Images = new[] { new XlmImage(new byte[0]) };
+            play.Check(!greta.TrySay("?", options, default(CancellationToken), out none, out error), "refused");
+            play.Tell("empty " + error.Result + " " + error.Name);
+            play.Tell("again " + play.Await(client, greta.Say("And now?").Completion));
+            UnityEngine.Texture2D texture = new UnityEngine.Texture2D
+            {
+                Raw = new byte[20], format = UnityEngine.TextureFormat.BGRA32, width = 2, height = 2
+            };
+            for (int i = 0; i < 20; i++) texture.Raw[i] = (byte)i; // and a mip level
+            options.Images = new[] { Xlm.Unity.XlmTextures.ToXlmImage(texture) };
+            play.Tell("texture " + play.Await(client, greta.Say("?", options).Completion));
+            texture.format = UnityEngine.TextureFormat.RGBAHalf;
+            texture.width = texture.height = 1;
+            texture.Pixels = new[] { new UnityEngine.Color32(1, 2, 3, 4) };
+            options.Images = new[] { Xlm.Unity.XlmTextures.ToXlmImage(texture) };
+            play.Tell("pixels " + play.Await(client, greta.Say("?", options).Completion));
+        }
+    }
+
     public static void Defaults(Scenario play)
     {
         using (XlmClient client = play.Connect())

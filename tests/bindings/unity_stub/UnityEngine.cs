@@ -162,6 +162,24 @@ namespace UnityEngine
         public static void LogWarning(object message, Object context) { Lines.Add("warning " + message); }
     }
 
+    public struct Color32
+    {
+        public byte r, g, b, a;
+        public Color32(byte r, byte g, byte b, byte a) { this.r = r; this.g = g; this.b = b; this.a = a; }
+    }
+
+    public enum TextureFormat { RGB24 = 3, RGBA32 = 4, BGRA32 = 14, RGBAHalf = 17 }
+
+    public class Texture2D : Object
+    {
+        public byte[] Raw;
+        public Color32[] Pixels;
+        public TextureFormat format;
+        public int width, height;
+        public byte[] GetRawTextureData() { return (byte[])Raw.Clone(); }
+        public Color32[] GetPixels32() { return (Color32[])Pixels.Clone(); }
+    }
+
     public sealed class GUILayoutOption { }
 
     public static class GUILayout

@@ -86,6 +86,13 @@ public:
 	T* end();
 	const T* begin() const;
 	const T* end() const;
+	const T* GetData() const;
+	int32 Num() const;
+};
+
+struct FColor // as the engine has it on little-endian machines
+{
+	uint8 B, G, R, A;
 };
 
 template <typename T> class TSharedPtr

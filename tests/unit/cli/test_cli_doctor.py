@@ -27,6 +27,7 @@ MEASURED = Standing(state="measured", text="the profile of this machine")
 GOOD = {
     "llama": LLAMA,
     "device": {"build": "xlm 0.1 for ggml 0.25.3", "path": "/x/libggml-xlm.so"},
+    "vision": {"marker": "<__media__>", "pillow": "12.0.0", "formats": ["PNG", "JPEG", "WEBP", "BMP", "GIF"]},
     "sim": {"description": "virtual GPU", "path": "/x/libggml-xlm-sim.so"},
     "vulkan": {"loader": "libvulkan.so.1", "api": "1.3"},
 }
@@ -196,3 +197,18 @@ def test_too_few_open_files_are_told(limits: tuple[int, int] | None, state: str)
     assert check.state == state
     assert limits is None or str(limits[1]) in check.detail
     assert ("ulimit" in check.advice) == (state == "warn")
+
+
+def test_vision_without_a_decoder_or_library_is_a_gap_and_no_failure(endpoint: str) -> None:
+    assert found(GOOD, Devices(), endpoint)["vision"].state == "ok"
+    poor = {**GOOD["vision"], "formats": ["PNG", "BMP"]}
+    check = found({**GOOD, "vision": poor}, Devices(), endpoint)["vision"]
+    assert check.state == "warn"
+    assert "JPEG, WEBP" in check.advice
+    check = found({**GOOD, "vision": {"error": "no libmtmd"}}, Devices(), endpoint)["vision"]
+    assert (check.state, "no libmtmd" in check.detail) == ("warn", True)
+
+
+def test_the_vision_probe_finds_what_this_machine_has() -> None:
+    answer = checks.run_probe("vision")
+    assert set(answer["formats"]) >= {"PNG", "JPEG", "WEBP"}

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -71,6 +72,25 @@ def test_chat_once_prints_the_answer_and_nothing_else(run, broker: FakeBroker) -
     assert broker.wait_for(messages.OpenSession).system == "Greta"
     said = broker.wait_for(messages.Say)
     assert (said.text, said.sampling.temperature, said.max_tokens) == ("Can you?", 0.0, 256)
+
+
+def test_chat_shows_images_with_the_first_message(run, broker: FakeBroker, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    files = [tmp_path / name for name in ("a.png", "b.jpg")]
+    for file in files:
+        file.write_bytes(file.name.encode())
+    shown = ["--image", str(files[0]), "-i", str(files[1])]
+    assert run("chat", "-e", broker.endpoint, *shown, "--once", "What is it?")[0] == 0
+    assert [broker.images[key] for key in broker.wait_for(messages.Say).images] == [b"a.png", b"b.jpg"]
+    run("chat", "-e", broker.endpoint, stdin=f"Hello\n/image {files[0]}\nLook\nAnd?\n/image {tmp_path}/none\n")
+    says = [request for request in broker.requests if isinstance(request, messages.Say)][1:]
+    assert [len(say.images) for say in says] == [0, 1, 0]
+
+
+def test_chat_with_an_image_that_is_not_there_names_it(run, broker: FakeBroker) -> None:  # type: ignore[no-untyped-def]
+    code, _, err = run("chat", "-e", broker.endpoint, "--image", "/no/such/frame.png", "--once", "Hi")
+    assert code != 0
+    assert "/no/such/frame.png" in err
+    assert "Traceback" not in err
 
 
 def test_chat_takes_lines_and_commands(run, broker: FakeBroker) -> None:  # type: ignore[no-untyped-def]

@@ -147,9 +147,41 @@ struct Life {
 
 } // namespace detail
 
-/// How to answer. `stop`, `grammar` and `json_schema` are views: they must live until say() returns.
+/// What the model is shown. A view: the bytes must live until say() returns, which copies them.
+struct Image : xlm_image {
+    Image() : xlm_image(XLM_IMAGE_INIT) {}
+
+    /// The bytes of a PNG, JPEG, WebP, BMP or GIF file.
+    static Image encoded(const void * data, std::size_t size_bytes) {
+        Image image;
+        image.data = data;
+        image.size_bytes = size_bytes;
+        return image;
+    }
+    /// Raw pixels. `stride_bytes` 0: rows without padding; `bottom_up`: the first row in memory is the lowest.
+    static Image pixels(xlm_image_format format, const void * data, std::size_t size_bytes, std::uint32_t width,
+                        std::uint32_t height, std::size_t stride_bytes = 0, bool bottom_up = false) {
+        Image image = encoded(data, size_bytes);
+        image.format = format;
+        image.width = width;
+        image.height = height;
+        image.stride_bytes = stride_bytes;
+        image.bottom_up = bottom_up;
+        return image;
+    }
+};
+static_assert(sizeof(Image) == sizeof(xlm_image), "arrays of one are arrays of the other");
+
+/// How to answer. `stop`, `grammar`, `json_schema` and `images` are views: they must live until say() returns.
 struct SayOptions : xlm_say_options {
     SayOptions() : xlm_say_options(XLM_SAY_OPTIONS_INIT) {}
+
+    /// `first` points to `count` images.
+    SayOptions & show(const Image * first, std::size_t count) {
+        images = first;
+        n_images = static_cast<std::uint32_t>(count);
+        return *this;
+    }
 };
 
 /// A conversation. Closes itself.

@@ -180,5 +180,8 @@ namespace Xlm
 
         /// <summary>-100 to 100; more comes first.</summary>
         public int Priority;
+
+        /// <summary>What the model sees before the text; null or empty: nothing.</summary>
+        [NonSerialized] public XlmImage[] Images;
     }
 }

@@ -112,6 +112,9 @@ namespace Xlm
     /// <summary>What the broker may do to hold the frame time: nothing, space out steps, or shrink as well.</summary>
     public enum XlmPacing : uint { Off, Steps, Shrink }
 
+    /// <summary>How an image's bytes are laid out. A: alpha, laid over white; X: ignored, for frames.</summary>
+    public enum XlmImageFormat : uint { Encoded, Rgba8, Rgbx8, Bgra8, Bgrx8, Rgb8 }
+
     /// <summary>When a conversation is too long: the turn fails, or the oldest turns are forgotten.</summary>
     public enum XlmOverflow : uint { Error, Shift }
 }

@@ -108,7 +108,15 @@ namespace Xlm
             return true;
         }
 
-        private unsafe XlmResult Start(string text, XlmSayOptions options, out ulong answer)
+        private XlmResult Start(string text, XlmSayOptions options, out ulong answer)
+        {
+            if (options.Images == null || options.Images.Length == 0) return Start(text, options, null, out answer);
+            using (XlmImage.Pinned images = new XlmImage.Pinned(options.Images))
+                return Start(text, options, images, out answer);
+        }
+
+        private unsafe XlmResult Start(
+            string text, XlmSayOptions options, XlmImage.Pinned images, out ulong answer)
         {
             Utf8 words = Utf8.Begin();
             xlm_say_options native = new xlm_say_options
@@ -126,7 +134,9 @@ namespace Xlm
                 json_schema = words.Add(options.JsonSchema),
                 stop = words.Add(options.Stop),
                 n_stop = options.Stop == null ? 0 : (uint)options.Stop.Length,
-                priority = options.Priority
+                priority = options.Priority,
+                images = images == null ? null : images.First,
+                n_images = images == null ? 0 : images.Count
             };
             return NativeMethods.xlm_session_say(Handle, words.Add(text), &native, out answer);
         }

@@ -164,6 +164,19 @@ namespace Xlm.Native
     }
 
     [StructLayout(LayoutKind.Sequential)]
+    internal unsafe struct xlm_image
+    {
+        public uint struct_size;
+        public XlmImageFormat format;
+        public void* data;
+        public UIntPtr size_bytes;
+        public uint width;
+        public uint height;
+        public UIntPtr stride_bytes;
+        public uint bottom_up;
+    }
+
+    [StructLayout(LayoutKind.Sequential)]
     internal unsafe struct xlm_say_options
     {
         public uint struct_size;
@@ -180,6 +193,8 @@ namespace Xlm.Native
         public xlm_str* stop;
         public uint n_stop;
         public int priority;
+        public xlm_image* images;
+        public uint n_images;
     }
 #pragma warning restore 649, 169
 }

@@ -1,5 +1,7 @@
 #include "XlmNpcComponent.h"
 
+#include <memory>
+
 #include "Engine/GameInstance.h"
 #include "Engine/World.h"
 #include "XlmCore/Talker.h"
@@ -26,6 +28,17 @@ namespace
 			Native.stop.push_back(XlmText::ToUtf8(Text));
 		}
 		return Native;
+	}
+
+	void Show(xlm::TalkOptions& Native, xlm_image_format Format, const void* Data, size_t SizeBytes, int32 Width, int32 Height)
+	{
+		const auto Image = std::make_shared<xlm::TalkImage>();
+		const unsigned char* Bytes = static_cast<const unsigned char*>(Data);
+		Image->bytes.assign(Bytes, Bytes + SizeBytes);
+		Image->format = Format;
+		Image->width = static_cast<uint32>(FMath::Max(Width, 0));
+		Image->height = static_cast<uint32>(FMath::Max(Height, 0));
+		Native.images.push_back(Image);
 	}
 
 	xlm::Client* FindClient(const UActorComponent& Component)
@@ -59,13 +72,33 @@ xlm::Talker& UXlmNpcComponent::MakeTalker()
 
 int32 UXlmNpcComponent::Say(const FString& Text)
 {
+	return SayNative(Text, ToNative(Options));
+}
+
+int32 UXlmNpcComponent::SayWithFrame(const FString& Text, const TArray<FColor>& Pixels, int32 Width, int32 Height)
+{
+	xlm::TalkOptions Native = ToNative(Options);
+	const size_t SizeBytes = static_cast<size_t>(Pixels.Num()) * sizeof(FColor);
+	Show(Native, XLM_IMAGE_BGRX8, Pixels.GetData(), SizeBytes, Width, Height);
+	return SayNative(Text, Native);
+}
+
+int32 UXlmNpcComponent::SayWithImageFile(const FString& Text, const TArray<uint8>& File)
+{
+	xlm::TalkOptions Native = ToNative(Options);
+	Show(Native, XLM_IMAGE_ENCODED, File.GetData(), static_cast<size_t>(File.Num()), 0, 0);
+	return SayNative(Text, Native);
+}
+
+int32 UXlmNpcComponent::SayNative(const FString& Text, const xlm::TalkOptions& Native)
+{
 	xlm::Client* Client = FindClient(*this);
 	if (Client == nullptr)
 	{
 		OnError.Broadcast(TEXT("There is no connection to xlm-broker: see the log."));
 		return 0;
 	}
-	return static_cast<int32>(MakeTalker().say(*Client, XlmText::ToUtf8(Text), ToNative(Options)));
+	return static_cast<int32>(MakeTalker().say(*Client, XlmText::ToUtf8(Text), Native));
 }
 
 int32 UXlmNpcComponent::GetTurn() const

@@ -9,6 +9,7 @@
 namespace xlm
 {
 	class Talker;
+	struct TalkOptions;
 }
 
 DECLARE_DYNAMIC_MULTICAST_DELEGATE_OneParam(FXlmNpcTextEvent, const FString&, Text);
@@ -59,6 +60,17 @@ public:
 	UFUNCTION(BlueprintCallable, Category = "xlm")
 	int32 Say(const FString& Text);
 
+	/**
+	 * Says something about a frame: Width x Height pixels, top row first, as FRenderTarget::ReadPixels gives them. Their
+	 * alpha is ignored. They are copied here; hashing and upload happen on another thread. Otherwise as Say.
+	 */
+	UFUNCTION(BlueprintCallable, Category = "xlm")
+	int32 SayWithFrame(const FString& Text, const TArray<FColor>& Pixels, int32 Width, int32 Height);
+
+	/** Says something about a PNG, JPEG, WebP, BMP or GIF file, given its bytes. Otherwise as Say. */
+	UFUNCTION(BlueprintCallable, Category = "xlm")
+	int32 SayWithImageFile(const FString& Text, const TArray<uint8>& File);
+
 	/** Stops the answer under way; OnDone gets what was said. */
 	UFUNCTION(BlueprintCallable, Category = "xlm")
 	void Stop();
@@ -79,6 +91,7 @@ public:
 
 private:
 	xlm::Talker& MakeTalker();
+	int32 SayNative(const FString& Text, const xlm::TalkOptions& Native);
 
 	TSharedPtr<xlm::Talker> Talker;
 };

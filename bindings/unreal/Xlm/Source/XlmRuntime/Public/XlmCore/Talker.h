@@ -24,11 +24,24 @@ struct TalkListener {
     std::function<void(const Error &)> error;
 };
 
+/// An image that owns its bytes. Never changed once made, so that waiting questions can share it.
+struct TalkImage {
+    std::vector<unsigned char> bytes;
+    xlm_image_format format = XLM_IMAGE_ENCODED;
+    std::uint32_t width = 0, height = 0; // of raw pixels, in rows without padding
+    bool bottom_up = false;
+
+    Image view() const {
+        return Image::pixels(format, bytes.data(), bytes.size(), width, height, 0, bottom_up);
+    }
+};
+
 /// How to answer. Owns its texts: a question may have to wait until the answer before it has stopped.
 struct TalkOptions {
     SayOptions numbers; // its texts are ignored for the ones below
     std::string grammar, json_schema;
     std::vector<std::string> stop;
+    std::vector<std::shared_ptr<const TalkImage>> images;
 };
 
 class Talker {
@@ -105,6 +118,10 @@ private:
             lent.json_schema = lend(options.json_schema);
             lent.stop = stop.data();
             lent.n_stop = static_cast<std::uint32_t>(stop.size());
+            std::vector<Image> images;
+            for (const auto & image : options.images)
+                images.push_back(image->view());
+            lent.show(images.data(), images.size());
             return session.say(text, lent);
         }
 
