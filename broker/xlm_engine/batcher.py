@@ -20,6 +20,8 @@ from xlm_engine.runtime import Logits, Row, Runtime, StepFailed
 from xlm_engine.sampling import Candidates, Sampler
 from xlm_engine.sessions import Sequences
 from xlm_engine.vision.image import Image
+from xlm_engine.vision.mtmd import EncodeAborted
+from xlm_engine.vision.tower import Seen
 
 SETTLE_BUSY_BYTES: Final = 8 << 20  # between two steps: under a millisecond on a PCIe 3 link
 SETTLE_IDLE_BYTES: Final = 32 << 20
@@ -63,15 +65,20 @@ class Batcher:
     # -- messages
 
     def images_needed(self, request: link.Generate) -> list[str]:
-        """Upload keys of the images that ``generate`` needs decoded."""
-        return []
+        """Upload keys of the images whose pixels ``generate`` needs; empty for a model that takes no images."""
+        vision = self._runtime.vision
+        if vision is None:
+            return []
+        wanted = dict.fromkeys([*request.context_images, *request.images])
+        return [key for key in wanted if not vision.has(key)]
 
     def generate(self, request: link.Generate, images: Mapping[str, Image]) -> None:
-        """Takes a request; every failure is answered by GenerationFailed."""
+        """Takes a request; every failure is answered by GenerationFailed.
+
+        ``images``: by upload key, those of the request (new and within its context) that ``images_needed`` named.
+        """
         try:
-            if request.images:
-                raise ImageError("this model takes no images", code="vision_unavailable")
-            self._waiting.append(self._new_generation(request))
+            self._waiting.append(self._new_generation(request, images))
         except XlmError as error:
             self._fail_request(request, error)
         except Exception as error:  # whatever one request does, the others go on
@@ -79,16 +86,28 @@ class Batcher:
             self._fail_request(request, EngineError(f"{type(error).__name__}: {error}", code="internal"))
         self._count()
 
-    def _new_generation(self, request: link.Generate) -> Generation:
+    def _see(self, request: link.Generate, images: Mapping[str, Image]) -> list[tuple[str, Seen]]:
+        """All images of the conversation, the new ones last."""
+        keys = [*request.context_images, *request.images]
+        vision = self._runtime.vision
+        if keys and vision is None:
+            raise ImageError("the model was started without a projector", code="vision_unavailable")
+        return [(key, vision.see(key, images.get(key))) for key in keys] if vision is not None else []
+
+    def _new_generation(self, request: link.Generate, images: Mapping[str, Image]) -> Generation:
         others = [*self._waiting, *self._active.values()]
         if any(other.request.session_id == request.session_id for other in others):
             raise SessionError("this session is still answering", code="session_busy")
         make = self._prompts.later if request.context else self._prompts.first
-        generation = Generation(request, make(request.system, request.text), self._runtime.config.n_ctx)
+        seen = self._see(request, images)
+        entries = [entry for _, image in seen[len(request.context_images) :] for entry in image.entries()]
+        prompt = make(request.system, request.text, entries)
+        generation = Generation(request, prompt, self._runtime.config.n_ctx, images=seen)
         sampler = Sampler(self._runtime.vocab, self._candidates, request.sampling)
         generation.sampler = sampler
         try:
-            sampler.prime([shapes.token_of(value) for value in generation.conversation])
+            conversation = generation.conversation
+            sampler.prime([shapes.token_of(value) for value in conversation if not shapes.is_image(value)])
             generation.replay(self._runtime.piece)
         except BaseException:
             sampler.close()
@@ -109,7 +128,7 @@ class Batcher:
 
     def set_schedule(self, schedule: link.Schedule) -> None:
         try:
-            self._runtime.device.set_schedule(schedule)
+            self._runtime.set_schedule(schedule)
             self.budget_changed()
             self._send(link.ScheduleApplied(schedule_id=schedule.schedule_id))
         except DeviceError as error:
@@ -134,6 +153,8 @@ class Batcher:
         """Admits who waits, computes one step, uploads a bounded amount."""
         self._admit()
         self._reflow()
+        if self._encode():
+            return
         ready = [self._ready(seq_id, generation) for seq_id, generation in self._active.items()]
         chosen = self._policy.next_step(ready)
         if chosen:
@@ -153,7 +174,9 @@ class Batcher:
         return self._meter.settled
 
     def _ready(self, seq_id: int, generation: Generation) -> Ready:
-        return Ready(seq_id, len(generation.next_tokens()), generation.turn, generation.request.priority)
+        tokens = generation.next_tokens()
+        alone = bool(tokens) and shapes.is_image(tokens[0])  # a step of image tokens holds nothing else
+        return Ready(seq_id, len(tokens) + alone, generation.turn, generation.request.priority)
 
     def _admit(self) -> None:
         self._waiting.sort(key=lambda generation: -generation.request.priority)  # stable: first come, first served
@@ -176,12 +199,49 @@ class Batcher:
                 generation.n_cached = generation.n_cached or reused
                 generation.reflow = False
 
+    # -- images
+
+    def interrupt(self, gen_id: int | None) -> None:
+        """From any thread: an answer is about to be cancelled (None: all of them). Ends the encoding of its image."""
+        if self._runtime.vision is not None:
+            self._runtime.vision.interrupt(gen_id)
+
+    def _encode(self) -> bool:
+        """Encodes one part of an image that somebody waits for. All of a request come before its first step."""
+        vision = self._runtime.vision
+        if vision is None:
+            return False
+        for generation in [*self._active.values()]:
+            try:
+                if vision.encode_one(generation.images_to_come(), generation.request.gen_id):
+                    return True
+            except EncodeAborted:
+                return True  # whoever asked for it says what is next
+            except XlmError as error:
+                self._fail(generation, error)
+        if vision.end_phase():
+            self.budget_changed()
+        return False
+
+    def _decode_image(self, generation: Generation) -> list[Logits]:
+        seen, run, first = generation.image_step()
+        embeddings, part, sequence = seen.embeddings[run], seen.runs[run], generation.sequence
+        assert embeddings is not None
+        assert sequence is not None
+        chosen = slice(first, first + len(generation.next_tokens()))
+        self._runtime.decode_image(
+            embeddings[chosen],
+            part.positions(sequence.position)[:, chosen],
+            sequence.seq_id,
+            non_causal=part.non_causal,
+        )
+        return []
+
     # -- computing
 
     def _compute(self, generations: list[Generation]) -> None:
-        rows = [row for generation in generations for row in _rows(generation)]
         try:
-            logits = self._decode(generations, rows)
+            logits = self._decode(generations)
         except StepFailed as failure:
             self._fail_step(generations, failure)
             return
@@ -191,14 +251,17 @@ class Batcher:
             generation.turn = self._clock
             self._advance(generation, wanting)
 
-    def _decode(self, generations: list[Generation], rows: list[Row]) -> list[Logits]:
+    def _decode(self, generations: list[Generation]) -> list[Logits]:
         """One step; a failed one is tried again, by then without the device if it was lost."""
+        image = shapes.is_image(generations[0].next_tokens()[0])
+        rows = [] if image else [row for generation in generations for row in _rows(generation)]
+        n_tokens = len(generations[0].next_tokens()) if image else len(rows)
         for last_try in (False, True):
             try:
-                self._runtime.device.begin_step(len(rows))
-                return self._runtime.decode(rows)
+                self._runtime.device.begin_step(n_tokens)
+                return self._decode_image(generations[0]) if image else self._runtime.decode(rows)
             except StepFailed as failure:
-                logs.logger().warning("step failed", status=failure.status, n_tokens=len(rows), again=not last_try)
+                logs.logger().warning("step failed", status=failure.status, n_tokens=n_tokens, again=not last_try)
                 whole = self._rewind(generations)
                 if last_try or failure.status in (1, -1) or not whole:
                     raise
@@ -310,7 +373,7 @@ class Batcher:
 def _rows(generation: Generation) -> list[Row]:
     """The rows of a generation's next step; only the very last before a choice wants logits."""
     assert generation.sequence is not None
-    start, seq_id = len(generation.sequence.tokens), generation.sequence.seq_id
+    start, seq_id = generation.sequence.position, generation.sequence.seq_id
     tokens = generation.next_tokens()
     last = len(tokens) - 1
     return [

@@ -77,6 +77,7 @@ class Channel:
         self._closing: Final = threading.Event()
         self._target: BudgetTarget | None = None
         self._images: ImageSink | None = None
+        self._interrupt: Callable[[int | None], None] | None = None
         self._waiting: link.SetEngineBudget | None = None
         self._told = False  # that the waiting release is not complete
         self._next_stats = 0.0
@@ -116,6 +117,10 @@ class Channel:
     def attach_images(self, sink: ImageSink) -> None:
         """Pieces of images go there, beside a running step."""
         self._images = sink
+
+    def attach_interrupt(self, interrupt: Callable[[int | None], None]) -> None:
+        """Hears, beside a running step, of an answer that is to end (its gen_id; None: any may be meant)."""
+        self._interrupt = interrupt
 
     def close(self) -> None:
         """Sends what is queued and stops the thread."""
@@ -181,6 +186,16 @@ class Channel:
             self.inbox.put(message)
             if self._target is not None and not isinstance(message, link.SetPace):
                 self._target.hurry()  # it is read after the step
+            self._interrupt_encoding(message)
+
+    def _interrupt_encoding(self, message: link.BrokerToEngine) -> None:
+        """Encoding an image may take seconds; what ends an answer does not wait for it."""
+        if self._interrupt is None:
+            return
+        if isinstance(message, link.CancelGeneration):
+            self._interrupt(message.gen_id)
+        elif isinstance(message, link.DropSession | link.Stop):
+            self._interrupt(None)
 
     def _take_part(self, part: link.ImagePart) -> None:
         request = self._images.take_part(part) if self._images is not None else None

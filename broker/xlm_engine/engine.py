@@ -180,7 +180,9 @@ class Engine:
         scratch = warmup.measure_scratch(runtime, lambda fraction: _discard(self._progress("warmup")(fraction)))
         self._channel.send(self._loaded(runtime, start, scratch, began))
         policy = Policy(batching_for(start.device), config.n_ubatch)
-        return Batcher(runtime, prompts, policy, self._meter, self._channel.send)
+        batcher = Batcher(runtime, prompts, policy, self._meter, self._channel.send)
+        self._channel.attach_interrupt(batcher.interrupt)
+        return batcher
 
     def _check_file(self, config: link.ModelConfig) -> None:
         """A file without a tokenizer may be of an unknown architecture altogether: llama.cpp is asked."""
@@ -287,10 +289,15 @@ class Engine:
             tokens_per_s=meter.tokens_per_s(),
             host_rss_bytes=_PROCESS.memory_info().rss,
             n_active=meter.n_active,
-            steps=meter.steps,
+            steps=meter.steps + self._segments(values),  # encoding an image takes many segments and one step
             settled=meter.settled,
             **values,
         )
+
+    @staticmethod
+    def _segments(values: dict[str, Any]) -> int:
+        detail = values.get("detail", {})
+        return int(detail.get("n_segments_cpu", 0)) + int(detail.get("n_segments_device", 0))
 
     def _device_stats(self) -> dict[str, Any]:
         device = self._device
@@ -315,12 +322,17 @@ class Engine:
             "bytes_streamed": stats["bytes_streamed"],
             "device_lost": bool(stats["device_lost"]),
             "experts": experts,
-            "detail": {**stats, "peak_used_bytes": memory.peak_used_bytes, **self._pace()},
+            "detail": {**stats, "peak_used_bytes": memory.peak_used_bytes, **self._pace(), **self._vision()},
         }
 
     def _pace(self) -> dict[str, float]:
         """The duty in force, and how long steps were held back for it since the engine started."""
         return {"duty": self._pacer.duty, "paced_ns": self._pacer.idle_ns}
+
+    def _vision(self) -> dict[str, Any]:
+        """What the tower did since the engine started; empty without one."""
+        runtime = self._runtime
+        return runtime.vision.status() if runtime is not None and runtime.vision is not None else {}
 
 
 def _discard(_value: object) -> None:

@@ -17,6 +17,7 @@ from xlm.protocol.messages import Usage
 from xlm_engine import shapes
 from xlm_engine.sessions import Sequence
 from xlm_engine.utf8 import AnswerText, Part
+from xlm_engine.vision.tower import Seen
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -43,8 +44,14 @@ class Generation:
     """State of one Generate. Raises ContextOverflow if the turn does not fit."""
 
     def __init__(
-        self, request: link.Generate, prompt: list[int], n_ctx: int, now: Callable[[], float] = time.perf_counter
+        self,
+        request: link.Generate,
+        prompt: list[int],
+        n_ctx: int,
+        now: Callable[[], float] = time.perf_counter,
+        images: list[tuple[str, Seen]] | None = None,
     ) -> None:
+        """``images``: upload key and image of all that are in the conversation, in order."""
         self.request: Final = request
         self._n_ctx: Final = n_ctx
         self._now: Final = now
@@ -64,6 +71,7 @@ class Generation:
         self.ends: list[int] = []  # borders of the steps to come
         self.reflow = True  # the cache must be made a beginning of the conversation before the next step
         self.turn = 0  # when it was last served
+        self._images: Final = images or []
         self._make_room(len(prompt))
 
     # -- the context's limit
@@ -96,6 +104,39 @@ class Generation:
         if len(self.conversation) < self._n_ctx:
             return False
         return self.request.overflow != "shift" or not self._shift(self._n_ctx // 2, self._n_ctx // 8)
+
+    # -- images
+
+    def image_keys(self, conversation: list[int]) -> list[str]:
+        """Upload keys of the images that a beginning or all of the conversation holds, in order."""
+        dropped = len(self._images) - sum(map(shapes.begins_image, self.conversation))
+        count = sum(map(shapes.begins_image, conversation))
+        return [key for key, _ in self._images[dropped : dropped + count]]
+
+    def images_to_come(self) -> list[Seen]:
+        """Those that steps to come will compute."""
+        assert self.sequence is not None
+        if not self._images:
+            return []
+        ahead = sum(map(shapes.begins_image, self.conversation[len(self.sequence.tokens) :]))
+        return [seen for _, seen in self._images[len(self._images) - ahead :]] if ahead else self._partly_computed()
+
+    def _partly_computed(self) -> list[Seen]:
+        """The image whose further runs are still to come."""
+        assert self.sequence is not None
+        rest = self.conversation[len(self.sequence.tokens) :]
+        return [self._images[-1][1]] if any(map(shapes.is_image, rest)) else []
+
+    def image_step(self) -> tuple[Seen, int, int]:
+        """(image, its run, first token inside that run) of the next step, which is one of image tokens."""
+        assert self.sequence is not None
+        at = len(self.sequence.tokens)
+        start = shapes.run_start(self.conversation, at)
+        before = self.conversation[: start + 1]
+        begun = [index for index, value in enumerate(before) if shapes.begins_image(value)]
+        run = sum(shapes.is_image(value) and bool(value & shapes.IMAGE_START) for value in before[begun[-1] :]) - 1
+        dropped = len(self._images) - sum(map(shapes.begins_image, self.conversation))
+        return self._images[dropped + len(begun) - 1][1], run, at - start
 
     # -- tokens
 
@@ -157,8 +198,12 @@ class Generation:
             context_delta=pack_context(conversation[kept:]),
             context_keep=[(0, kept)] if kept else [],
             text=self.answer.text,
-            context_images=[*self.request.context_images, *(self.request.images if conversation else ())],
+            context_images=self.image_keys(self._whole_context(conversation, kept)),
         )
+
+    def _whole_context(self, conversation: list[int], kept: int) -> list[int]:
+        """The context as the broker will hold it."""
+        return conversation if conversation else self.conversation[:kept]
 
     def _usage(self, n_completion: int) -> Usage:
         first = self._first_token if self._first_token is not None else self._last_token

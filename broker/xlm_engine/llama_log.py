@@ -25,10 +25,10 @@ class LlamaLog:
         self._errors: Final[deque[str]] = deque(maxlen=KEPT_LINES)
         self._level = 0
         self._logger: Final = logs.logger()
-        self._callback: Final[Any] = C.llama_log_callback(self._on_line)
+        self.callback: Final[Any] = C.llama_log_callback(self._on_line)  # for libmtmd too
 
     def install(self) -> None:
-        C.llama_log_set(self._callback, None)
+        C.llama_log_set(self.callback, None)
 
     def _on_line(self, level: int, text: bytes | None, _user: object) -> None:
         with contextlib.suppress(Exception):

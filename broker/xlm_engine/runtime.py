@@ -20,6 +20,11 @@ from xlm.errors import EngineError, ModelError, XlmError
 from xlm.protocol import link
 from xlm_engine import gguf_check, gguf_header
 from xlm_engine.llama_log import LlamaLog
+from xlm_engine.vision.batch import ImageBatch
+from xlm_engine.vision.check import check_projector, projector_kind
+from xlm_engine.vision.mtmd import Embeddings, Positions
+from xlm_engine.vision.schedule import with_vision
+from xlm_engine.vision.tower import VisionTower
 from xlm_native import Device
 
 Logits = npt.NDArray[np.float32]
@@ -93,9 +98,12 @@ class Runtime:
         self._log: Final = log
         self._model: Any = None
         self._context: Any = None
+        self.vision: VisionTower | None = None
+        self.projector: link.Projector | None = None
         C.llama_backend_init()
         try:
             self._load(progress)
+            self._load_projector(n_threads)
             self._create_context(n_threads)
         except BaseException:
             self.close()
@@ -104,6 +112,7 @@ class Runtime:
         self.n_vocab: Final[int] = C.llama_vocab_n_tokens(self.vocab)
         self.memory: Final[Any] = C.llama_get_memory(self._context)
         self._batch: Final[Any] = C.llama_batch_init(config.n_ubatch, 0, 1)
+        self._images: Final = ImageBatch(self._context)
 
     # -- loading
 
@@ -125,11 +134,28 @@ class Runtime:
             raise gguf_check.explain_load_failure(list(lines))
         self.model_id: int = model_id
 
+    def _load_projector(self, n_threads: int) -> None:
+        config = self.config
+        self.n_step_max = config.n_ubatch
+        if not config.mmproj:
+            return
+        header = check_projector(config.mmproj)
+        self.vision = VisionTower(config.mmproj, self._model, self.device, n_threads, self._log)
+        most, together = self.vision.largest_image()
+        self.projector = link.Projector(
+            name=header.text("general.name") or os.path.basename(config.mmproj),
+            kind=projector_kind(header),
+            file_bytes=os.stat(config.mmproj).st_size,
+            n_embd=self.vision.n_embd,
+            max_image_tokens=most,
+        )
+        self.n_step_max = max(config.n_ubatch, together)
+
     def _create_context(self, n_threads: int) -> None:
         config = self.config
         params = C.llama_context_default_params()
         params.n_ctx = config.n_ctx * config.n_sessions
-        params.n_batch = params.n_ubatch = config.n_ubatch
+        params.n_batch = params.n_ubatch = self.n_step_max
         params.n_seq_max = config.n_sessions
         params.n_threads = params.n_threads_batch = n_threads
         # the automatic probe would turn it off when the op is not on the layer's own device, which changes logits
@@ -150,9 +176,11 @@ class Runtime:
         if self._context:
             C.llama_batch_free(self._batch) if hasattr(self, "_batch") else None
             C.llama_free(self._context)
+        if self.vision is not None:
+            self.vision.close()
         if self._model:
             C.llama_model_free(self._model)
-        self._context = self._model = None
+        self._context = self._model = self.vision = None
 
     # -- computing
 
@@ -173,6 +201,12 @@ class Runtime:
         if status != 0:
             raise StepFailed(status)
         return [self._logits(index) for index, row in enumerate(rows) if row.want_logits]
+
+    def decode_image(self, embeddings: Embeddings, positions: Positions, seq_id: int, *, non_causal: bool) -> None:
+        """Computes one step of image tokens. Raises StepFailed as ``decode`` does."""
+        status = self._images.decode(embeddings, positions, seq_id, non_causal=non_causal)
+        if status != 0:
+            raise StepFailed(status)
 
     def _logits(self, index: int) -> Logits:
         pointer = C.llama_get_logits_ith(self._context, index)
@@ -247,7 +281,7 @@ class Runtime:
     def model_facts(self, scratch_bytes: dict[int, int]) -> link.ModelFacts:
         return link.ModelFacts(
             name=self.meta("general.name") or os.path.basename(self.config.path),
-            sublayers=self.device.sublayers(),
+            sublayers=self.language_sublayers(),
             n_ctx=self.config.n_ctx,
             n_ubatch=self.config.n_ubatch,
             scratch_bytes=scratch_bytes,
@@ -262,6 +296,7 @@ class Runtime:
             n_sessions=self.config.n_sessions,
             kv_type=self.config.kv_type,
             weights=file_weights(self.config.path),
+            projector=self.projector,
         )
 
     def _hparams(self) -> dict[str, int]:
@@ -283,6 +318,16 @@ class Runtime:
         """A count of this architecture's metadata; 0 if it is missing or no number."""
         text = self.meta(f"{self.meta('general.architecture')}.{key}")
         return int(text) if text.isdecimal() else 0
+
+    def language_sublayers(self) -> list[link.SubLayer]:
+        """All but those of a vision tower, which are behind them."""
+        return [sub for sub in self.device.sublayers() if sub.model_id == self.model_id]
+
+    def set_schedule(self, schedule: link.Schedule) -> None:
+        """A schedule of the language model's sub-layers, with or without a vision phase."""
+        if self.vision is not None:
+            schedule = with_vision(schedule, self.device.sublayers(), self.vision.model_id)
+        self.device.set_schedule(schedule)
 
     def _quantisation(self) -> str:
         name = C.llama_ftype_name(C.llama_model_ftype(self._model))

@@ -29,20 +29,29 @@ class Sequence:
     exact: bool = True  # the borders are those of shapes.step_ends
     busy: bool = False
     last_used: int = 0
+    position: int = 0  # of the next token; inside a run of image tokens, of the run's first
 
     def cut(self, length: int) -> None:
         """Keeps the first ``length`` tokens."""
         del self.tokens[length:]
         self.ends = [end for end in self.ends if end <= length]
+        self.position = shapes.n_positions(self.tokens)
 
     def append(self, tokens: list[int]) -> None:
         """A step put these into the cache."""
         self.tokens += tokens
         self.ends.append(len(self.tokens))
+        if not shapes.is_image(tokens[0]):
+            self.position += len(tokens)
+        elif tokens[-1] & shapes.IMAGE_END:
+            self.position += shapes.n_positions(self.tokens[shapes.run_start(self.tokens, len(self.tokens) - 1) :])
 
 
 class Sequences:
-    """All sequences of the context. ``forget(seq_id, start)`` drops cells; False: all of the sequence's are gone."""
+    """All sequences of the context.
+
+    ``forget(seq_id, position)`` drops cells from a position on; False: all of the sequence's are gone.
+    """
 
     def __init__(self, count: int, n_ubatch: int, *, exact: bool, forget: Callable[[int, int], bool]) -> None:
         self._all: Final = [Sequence(seq_id) for seq_id in range(count)]
@@ -80,7 +89,9 @@ class Sequences:
 
     def rewind(self, sequence: Sequence, length: int) -> None:
         """Keeps the first ``length`` tokens of a sequence, or none where the model cannot do that."""
-        sequence.cut(length if self._forget(sequence.seq_id, length) else 0)
+        length = shapes.run_start(sequence.tokens, min(length, len(sequence.tokens)))  # an image stays whole or goes
+        position = shapes.n_positions(sequence.tokens[:length])
+        sequence.cut(length if self._forget(sequence.seq_id, position) else 0)
 
     def prepare(self, sequence: Sequence, want: list[int]) -> tuple[int, list[int]]:
         """Makes the sequence a beginning of ``want``. (tokens reused, ends of the steps still to compute)."""

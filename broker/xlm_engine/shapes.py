@@ -9,6 +9,9 @@ was interrupted, its step borders are a pure function of the conversation:
   at most n_ubatch tokens from the run's start;
 - tokens that were *generated* are computed one by one.
 
+An image is a run of its own: as many entries as it has tokens in the cache, each with 24 bits of the image's
+name in place of a token, but for the second one, which holds how many positions the run takes.
+
 Context tokens therefore carry flags in their upper bits; to the broker they
 are opaque 32-bit numbers. On devices where bits depend on the placement anyway
 (real GPUs), ``exact`` is off and generated tokens are recomputed in chunks.
@@ -16,13 +19,21 @@ are opaque 32-bit numbers. On devices where bits depend on the placement anyway
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Final
 
 GENERATED: Final = 1 << 30  # computed in a step of its own
 RUN_START: Final = 1 << 29  # first token of a given run
 TURN_START: Final = 1 << 28  # first token of a user turn, where a shift may cut; the first of all ends the head
-TOKEN_MASK: Final = (1 << 28) - 1
+IMAGE: Final = 1 << 27  # of an image: no token of the vocabulary
+IMAGE_START: Final = 1 << 26  # first of a run
+IMAGE_END: Final = 1 << 25  # last of a run
+IMAGE_WHOLE: Final = 1 << 24  # on the first of a run: one step computes all of it
+TOKEN_MASK: Final = (1 << 24) - 1
+FIRST_PART: Final = 1 << 23  # in the payload of a run's first entry: here an image begins; it may have further runs
+
+_IMAGE_FLAGS: Final = IMAGE | IMAGE_START | IMAGE_END | IMAGE_WHOLE
 
 
 def token_of(flagged: int) -> int:
@@ -31,6 +42,58 @@ def token_of(flagged: int) -> int:
 
 def generated(token: int) -> int:
     return token | GENERATED
+
+
+def image_run(key: str, part: int, n_tokens: int, n_pos: int, *, whole: bool) -> list[int]:
+    """The entries of one run of image tokens. ``key`` names the image, ``part`` counts its runs from 0."""
+    digest = hashlib.shake_256(f"{key}/{part}".encode()).digest(3 * n_tokens)
+    run = [IMAGE | int.from_bytes(digest[3 * i : 3 * i + 3], "little") for i in range(n_tokens)]
+    run[0] = (run[0] & ~FIRST_PART) | IMAGE_START | (FIRST_PART if part == 0 else 0) | (IMAGE_WHOLE if whole else 0)
+    if n_tokens > 1:
+        run[1] = IMAGE | n_pos
+    run[-1] |= IMAGE_END
+    return run
+
+
+def is_image(flagged: int) -> bool:
+    return bool(flagged & IMAGE)
+
+
+def begins_image(flagged: int) -> bool:
+    """Whether an image, not only a further run of one, begins here."""
+    return flagged & (IMAGE_START | FIRST_PART) == IMAGE_START | FIRST_PART and is_image(flagged)
+
+
+def run_start(flagged: Sequence[int], index: int) -> int:
+    """Where the run of image entries begins that ``index`` is inside of; ``index`` itself between runs."""
+    if index >= len(flagged):
+        if not flagged or not is_image(flagged[-1]) or flagged[-1] & IMAGE_END:
+            return index
+        index = len(flagged) - 1
+    while is_image(flagged[index]) and not flagged[index] & IMAGE_START:
+        index -= 1
+    return index
+
+
+def n_positions(flagged: Sequence[int]) -> int:
+    """Positions that a conversation takes: one a token, as many as it says for a finished image run."""
+    count, index = 0, 0
+    while index < len(flagged):
+        if not is_image(flagged[index]):
+            count, index = count + 1, index + 1
+            continue
+        end = _run_end(flagged, index)
+        if flagged[end - 1] & IMAGE_END:
+            count += token_of(flagged[index + 1]) if end - index > 1 else 1
+        index = end
+    return count
+
+
+def _run_end(flagged: Sequence[int], start: int) -> int:
+    end = start
+    while end < len(flagged) and not flagged[end] & IMAGE_END:
+        end += 1
+    return min(end + 1, len(flagged))
 
 
 def given_run(tokens: Sequence[int], turn_at: int | None = None) -> list[int]:
@@ -48,7 +111,7 @@ def regiven(flagged: Sequence[int]) -> list[int]:
 
     It begins with one even if the cut was inside an answer: behind the head stands a mark, always.
     """
-    run = [value & (TOKEN_MASK | TURN_START) for value in flagged]
+    run = [value & (TOKEN_MASK | TURN_START | (_IMAGE_FLAGS if is_image(value) else 0)) for value in flagged]
     if run:
         run[0] |= RUN_START | TURN_START
     return run
@@ -59,17 +122,21 @@ def step_ends(flagged: Sequence[int], n_ubatch: int, *, exact: bool = True, from
     ends: list[int] = []
     start = from_index
     while start < len(flagged):
-        end = _step_end(flagged, start, n_ubatch) if exact else min(start + n_ubatch, len(flagged))
+        end = _step_end(flagged, start, n_ubatch, exact=exact)
         ends.append(end)
         start = end
     return ends
 
 
-def _step_end(flagged: Sequence[int], start: int, n_ubatch: int) -> int:
-    if flagged[start] & GENERATED:
+def _step_end(flagged: Sequence[int], start: int, n_ubatch: int, *, exact: bool) -> int:
+    if flagged[start] & IMAGE:
+        end = _run_end(flagged, start)
+        return end if flagged[start] & IMAGE_WHOLE and flagged[start] & IMAGE_START else min(end, start + n_ubatch)
+    if exact and flagged[start] & GENERATED:
         return start + 1
+    borders = IMAGE | GENERATED | RUN_START if exact else IMAGE
     end = start + 1
-    while end < len(flagged) and end - start < n_ubatch and not flagged[end] & (GENERATED | RUN_START):
+    while end < len(flagged) and end - start < n_ubatch and not flagged[end] & borders:
         end += 1
     return end
 
@@ -91,12 +158,13 @@ def reusable_length(
     """
     last_start = want_ends[-2] if len(want_ends) > 1 else 0
     if not exact:
-        plain = common_length([token_of(t) for t in have], [token_of(t) for t in want])
-        return min(plain, len(want) - 1)
+        kept = TOKEN_MASK | _IMAGE_FLAGS
+        plain = common_length([t & kept for t in have], [t & kept for t in want])
+        return run_start(want, min(plain, len(want) - 1))
     same_steps = common_length(have_ends, want_ends)
     same_tokens = common_length(have, want)
     usable = (end for end in want_ends[:same_steps] if end <= same_tokens and end <= last_start)
-    return max(usable, default=0)
+    return run_start(want, max(usable, default=0))
 
 
 def head_length(flagged: Sequence[int]) -> int:
@@ -113,7 +181,19 @@ def shift(flagged: Sequence[int], room: int, must_keep: int) -> tuple[int, int] 
     head = head_length(flagged)
     if head + must_keep > room:
         return None
-    earliest = max(head, len(flagged) - (room - head))
+    earliest = _outside_images(flagged, max(head, len(flagged) - (room - head)))
     latest = len(flagged) - must_keep
     turns = (index for index in range(earliest, latest + 1) if index < len(flagged) and flagged[index] & TURN_START)
-    return head, next(turns, earliest)
+    return (head, next(turns, earliest)) if earliest <= latest else None
+
+
+def _outside_images(flagged: Sequence[int], index: int) -> int:
+    """``index``, or the first place behind it that no image reaches across."""
+    while True:
+        if index < len(flagged) and is_image(flagged[index]) and not begins_image(flagged[index]):
+            index = _run_end(flagged, index)
+            continue
+        following = next((v for v in flagged[index:] if v & IMAGE_START and is_image(v)), None)
+        if following is None or begins_image(following):
+            return index
+        index = flagged.index(following, index)

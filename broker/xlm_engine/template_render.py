@@ -192,14 +192,23 @@ def _merged(without: Pieces) -> Pieces:
     return Pieces(system=[], first=first, closing=without.closing, later=without.later)
 
 
-def fill(parts: Sequence[str | Slot], texts: dict[str, str], encode: Callable[[str, bool], list[int]]) -> list[int]:
-    """The tokens of the parts. ``encode(text, special)``: only template text may become control tokens."""
+def fill(
+    parts: Sequence[str | Slot],
+    texts: dict[str, str],
+    encode: Callable[[str, bool], list[int]],
+    before: dict[str, list[int]] | None = None,
+) -> list[int]:
+    """The tokens of the parts. ``encode(text, special)``: only template text may become control tokens.
+
+    ``before``: what goes in front of a slot's text (the entries of images).
+    """
     tokens: list[int] = []
     for part in parts:
         if isinstance(part, str):
             tokens += encode(part, True)
             continue
         text = texts[part.name]
+        tokens += (before or {}).get(part.name, [])
         text = text.lstrip() if part.lstrip else text
         text = text.rstrip() if part.rstrip else text
         tokens += encode(text, False) if text else []

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from tests.bench import against_stock, client_calls, host_memory, overlap, pacing, reclaim, throughput
+from tests.bench import against_stock, client_calls, host_memory, overlap, pacing, reclaim, throughput, vision
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -84,6 +84,7 @@ def document(results: dict[str, Any]) -> list[str]:
         "client": ("Calls of libxlm on the game's thread", client_calls.rows),
         "overlap": ("Copies beside computing (modelled)", lambda result: overlap.rows(result["rows"])),
         "stock": ("Against stock llama.cpp (modelled cards)", against_stock.rows),
+        "vision": ("Images: device memory of a request, small Qwen2.5-VL-style model", vision.rows),
     }
     for name, (title, rows) in titles.items():
         if name in results:
@@ -101,9 +102,8 @@ def rewrite(path: Path, lines: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds; does not touch docs/")
-    parser.add_argument(
-        "--only", choices=("reclaim", "throughput", "host_memory", "pacing", "client", "overlap", "stock")
-    )
+    names = ("reclaim", "throughput", "host_memory", "pacing", "client", "overlap", "stock", "vision")
+    parser.add_argument("--only", choices=names)
     options = parser.parse_args()
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "reclaim": lambda: reclaim.measure(20 if options.quick else 200),
@@ -113,6 +113,7 @@ def main() -> None:
         "client": client_calls.measure,
         "overlap": lambda: {"rows": overlap.measured(options.quick)},
         "stock": lambda: against_stock.measure(options.quick),
+        "vision": lambda: vision.measure(options.quick),
     }
     results: dict[str, Any] = {"machine": machine(), "date": time.strftime("%Y-%m-%d")}
     for name, part in parts.items():

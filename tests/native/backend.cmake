@@ -1,5 +1,5 @@
 # Tests of the cache device. The graph test opens XLM0 over the virtual GPU, one process a subject.
-foreach(name backend_pure backend_analyse backend_experts_pure)
+foreach(name backend_pure backend_analyse backend_experts_pure backend_tiles)
   add_executable(${name} ${name}.cpp)
   target_link_libraries(${name} PRIVATE xlm_backend_objects)
   add_test(NAME ${name} COMMAND ${name})
@@ -9,7 +9,7 @@ target_link_libraries(backend_graph PRIVATE xlm_backend_objects)
 target_compile_definitions(backend_graph PRIVATE XLM_SIM_LIBRARY="$<TARGET_FILE:ggml-xlm-sim>")
 add_dependencies(backend_graph ggml-xlm-sim)
 
-set(xlm_backend_tests backend_pure backend_analyse)
+set(xlm_backend_tests backend_pure backend_analyse backend_tiles)
 foreach(subject sublayers uniform combinations budgets regrow reclaim allocations lost lost_unseen large_piece state trace
   trace_threads models abort order closed)
   add_test(NAME backend_${subject} COMMAND backend_graph ${subject})

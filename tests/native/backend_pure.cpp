@@ -65,7 +65,14 @@ void test_classes() {
     expect_class("v.blk.3.ffn_up.weight", "v.", 3, XLM_KIND_FFN);
     expect_class("v.blk.3.ln1.weight", "v.", 3, XLM_KIND_SMALL);
     expect_class("dec.blk.2.cross_attn_k.weight", "dec.", 2, XLM_KIND_ATTENTION);
-    expect_class("mm.2.weight", "", -1, XLM_KIND_OUTPUT);
+    expect_class("v.post_ln.weight", "v.", -1, XLM_KIND_SMALL);
+    expect_class("v.patch_embd.weight", "v.", -1, XLM_KIND_PROJECTOR);
+    expect_class("v.patch_embd.bias", "v.", -1, XLM_KIND_SMALL);
+    expect_class("v.position_embd.weight", "v.", -1, XLM_KIND_PROJECTOR);
+    expect_class("mm.2.weight", "mm.", -1, XLM_KIND_PROJECTOR);
+    expect_class("mm.2.bias", "mm.", -1, XLM_KIND_SMALL);
+    expect_class("mm.soft_emb_norm.weight", "mm.", -1, XLM_KIND_SMALL);
+    expect_class("resampler.query", "resampler.", -1, XLM_KIND_PROJECTOR);
     expect_class("blk.4.some_future_thing.weight", "", 4, XLM_KIND_FFN);
     expect_class("", "", -1, XLM_KIND_OUTPUT);
     expect_class("blk.", "", -1, XLM_KIND_OUTPUT);

@@ -24,7 +24,8 @@ XLM_KIND_EXPERTS = 3,
 XLM_KIND_SHARED_EXPERTS = 4,
 XLM_KIND_EXTRAS = 5,
 XLM_KIND_OUTPUT = 6,
-XLM_KIND_LOOKUP = 7
+XLM_KIND_LOOKUP = 7,
+XLM_KIND_PROJECTOR = 8
 };
 typedef struct xlm_device_config {
 uint32_t struct_size;
@@ -78,6 +79,10 @@ uint64_t reserve_bytes;
 uint64_t schedule_id;
 const xlm_expert_policy *experts;
 uint64_t expert_window_bytes;
+uint32_t n_vision_tiers;
+uint32_t reserved0;
+const xlm_tier_schedule *vision_tiers;
+uint64_t vision_ring_bytes;
 } xlm_schedule;
 typedef struct xlm_memory {
 uint32_t struct_size;
@@ -131,6 +136,11 @@ uint64_t expert_passes;
 uint64_t expert_whole;
 uint64_t sublayer_ns_max;
 uint64_t ns_paced;
+uint64_t n_vision_graphs;
+uint64_t vision_scratch_need_bytes;
+uint64_t n_vision_attention_cpu;
+uint64_t n_attention_tiles;
+uint64_t bytes_masks_up;
 } xlm_stats;
 enum xlm_expert_mode {
 XLM_EXPERTS_UNKNOWN = 0,
@@ -195,6 +205,7 @@ xlm_status xlm_device_settle(uint64_t max_bytes, uint32_t *more);
 xlm_status xlm_device_begin_step(uint32_t n_tokens);
 xlm_status xlm_device_abort_step(void);
 xlm_status xlm_device_set_pace(double duty, uint64_t max_rest_ns);
+xlm_status xlm_device_end_vision(void);
 xlm_status xlm_device_trim(void);
 xlm_status xlm_device_recover(void);
 xlm_status xlm_device_experts(uint32_t index, xlm_expert_info *info, float *share, uint32_t n_share);

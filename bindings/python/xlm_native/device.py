@@ -216,11 +216,14 @@ class Device:
         _validate(schedule, count)
         keep: list[Any] = []  # cffi memory lives as long as its owner
         native = sized("xlm_schedule")
-        native.n_tiers, native.tiers = len(schedule.tiers), _tiers(schedule, keep)
+        native.n_tiers, native.tiers = len(schedule.tiers), _tiers(schedule.tiers, keep)
         native.n_sublayers = count
         if schedule.priority:
             native.priority = _keep(keep, ffi().new("uint32_t[]", schedule.priority))
         native.ring_bytes, native.reserve_bytes = schedule.ring_bytes, schedule.reserve_bytes
+        native.n_vision_tiers, native.vision_ring_bytes = len(schedule.vision_tiers), schedule.vision_ring_bytes
+        if schedule.vision_tiers:
+            native.vision_tiers = _tiers(schedule.vision_tiers, keep)
         native.schedule_id = schedule.schedule_id
         native.expert_window_bytes = schedule.expert_window_bytes
         if schedule.experts:
@@ -247,6 +250,10 @@ class Device:
         All rests of a step together are at most ``max_rest_ns``. A duty outside (0, 1] is a NativeError.
         """
         self._check(self._lib.xlm_device_set_pace(duty, max_rest_ns), "set_pace")
+
+    def end_vision(self) -> None:
+        """The last image of a request is encoded: drops what the tower has on the device. Settle afterwards."""
+        self._check(self._lib.xlm_device_end_vision(), "end_vision")
 
     def trim(self) -> None:
         """Drops all device memory; keeps budget and schedule."""
@@ -306,9 +313,9 @@ def _keep(owners: list[Any], pointer: Any) -> Any:
     return pointer
 
 
-def _tiers(schedule: link.Schedule, owners: list[Any]) -> Any:
-    array = _keep(owners, ffi().new("xlm_tier_schedule[]", len(schedule.tiers)))
-    for native, tier in zip(array, schedule.tiers, strict=True):
+def _tiers(tiers: list[link.Tier], owners: list[Any]) -> Any:
+    array = _keep(owners, ffi().new("xlm_tier_schedule[]", len(tiers)))
+    for native, tier in zip(array, tiers, strict=True):
         native.struct_size = ffi().sizeof("xlm_tier_schedule")
         native.max_tokens, native.scratch_bytes = tier.max_tokens, tier.scratch_bytes
         native.placement = _keep(owners, ffi().new("uint8_t[]", tier.placement))
@@ -336,7 +343,7 @@ def _validate(schedule: link.Schedule, count: int) -> None:
     problem = ""
     if not schedule.tiers:
         problem = "a schedule needs at least one tier"
-    elif any(len(tier.placement) != count for tier in schedule.tiers):
+    elif any(len(tier.placement) != count for tier in (*schedule.tiers, *schedule.vision_tiers)):
         problem = f"every tier must place {count} sub-layers"
     elif any(not 0 <= index < count for index in schedule.experts):
         problem = f"expert policies name sub-layers beyond the {count} there are"

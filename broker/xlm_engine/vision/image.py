@@ -11,7 +11,7 @@ from typing import Self
 class Image:
     """Pixels and their name. ``key`` (SHA-256 over size and pixels, hex) is the same for equal images only.
 
-    ``rgb8`` holds width × height × 3 bytes, row by row without padding, top row first.
+    ``rgb8`` holds width by height by 3 bytes, row by row without padding, top row first.
     """
 
     rgb8: bytes
@@ -23,9 +23,9 @@ class Image:
     def from_rgb8(cls, rgb8: bytes, width: int, height: int) -> Self:
         """Raises ValueError if the bytes are not those of an image of that size."""
         if width < 1 or height < 1:
-            raise ValueError(f"an image of {width}×{height} pixels has no pixels")
+            raise ValueError(f"an image of {width} by {height} pixels has no pixels")
         if len(rgb8) != width * height * 3:
-            raise ValueError(f"{width}×{height} pixels take {width * height * 3} bytes, got {len(rgb8)}")
+            raise ValueError(f"{width} by {height} pixels take {width * height * 3} bytes, got {len(rgb8)}")
         return cls(rgb8, width, height, image_key(rgb8, width, height))
 
     @property

@@ -55,7 +55,8 @@ enum xlm_sublayer_kind {
     XLM_KIND_SHARED_EXPERTS = 4,
     XLM_KIND_EXTRAS         = 5,  /* per-layer extras (altup, laurel, ple ...) */
     XLM_KIND_OUTPUT         = 6,
-    XLM_KIND_LOOKUP         = 7   /* GET_ROWS on the host only; never on the device */
+    XLM_KIND_LOOKUP         = 7,  /* GET_ROWS on the host only; never on the device */
+    XLM_KIND_PROJECTOR      = 8   /* of a vision tower, outside of its layers: patch embedding and projector */
 };
 
 typedef struct xlm_device_config {
@@ -118,6 +119,12 @@ typedef struct xlm_schedule {
     uint64_t                 schedule_id;  /* echoed in stats */
     const xlm_expert_policy *experts;      /* [n_sublayers], by sub-layer index; others than experts are ignored; NULL = no slots */
     uint64_t                 expert_window_bytes; /* experts without a slot go through this; 0 = a share of ring_bytes */
+    /* The vision phase: graphs of a model with a projector. max_tokens counts patches here. Without these tiers its
+     * sub-layers run on the CPU. */
+    uint32_t                 n_vision_tiers;
+    uint32_t                 reserved0;
+    const xlm_tier_schedule *vision_tiers;      /* placement: [n_sublayers], as in tiers */
+    uint64_t                 vision_ring_bytes; /* the ring of that phase */
 } xlm_schedule;
 
 /* What the device memory under our control holds now. used = resident + kv + ring + scratch. */
@@ -176,6 +183,11 @@ typedef struct xlm_stats {
     uint64_t expert_whole;                /* sub-layers planned with whole tensors though the schedule streams them: see xlm_expert_info.mode */
     uint64_t sublayer_ns_max;             /* longest time one sub-layer took on the device; what a reclaim may have to wait for */
     uint64_t ns_paced;                    /* rests within steps, by xlm_device_set_pace() */
+    uint64_t n_vision_graphs;
+    uint64_t vision_scratch_need_bytes;   /* device scratch the largest vision graph needs wholly on the device */
+    uint64_t n_vision_attention_cpu;      /* attention operations of vision graphs that the device cannot run */
+    uint64_t n_attention_tiles;           /* pieces of attention whose mask came tile by tile */
+    uint64_t bytes_masks_up;              /* masks sent for them */
 } xlm_stats;
 
 /* How an experts sub-layer was planned last. */
@@ -286,6 +298,10 @@ XLM_DEVICE_API xlm_status xlm_device_abort_step(void);
  * time, over 0 and at most 1 (no rests; the default). All rests of a step together are at most max_rest_ns. At once in
  * force, also for a rest under way. A reclaim or an abort ends a rest. Results do not depend on it. */
 XLM_DEVICE_API xlm_status xlm_device_set_pace(double duty, uint64_t max_rest_ns);
+/* Ends the vision phase, which the first graph of a model with a projector begins: drops the tower's copies, ring
+ * and scratch. The next graph of another model does the same. Call when the last image of a request is encoded,
+ * then settle. Nothing to do is no error. */
+XLM_DEVICE_API xlm_status xlm_device_end_vision(void);
 /* Drops all device memory (idle), keeps budget and schedule. */
 XLM_DEVICE_API xlm_status xlm_device_trim(void);
 /* Tries the inner device again after XLM_ERR_DEVICE_LOST; OK = usable again. */

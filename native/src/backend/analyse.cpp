@@ -1,5 +1,6 @@
 #include "analyse.hpp"
 
+#include "attention_tiles.hpp"
 #include "experts_graph.hpp"
 
 #include "ggml-impl.h"
@@ -20,11 +21,56 @@ bool is_norm(ggml_op op) {
     return op == GGML_OP_RMS_NORM || op == GGML_OP_NORM || op == GGML_OP_GROUP_NORM;
 }
 
+bool reads(const ggml_tensor * node, const ggml_tensor * what) {
+    return std::find(std::begin(node->src), std::end(node->src), what) != std::end(node->src);
+}
+
+// libmtmd casts an F16 mask to F16 once more for every layer. Attention reads the original instead, as long as
+// something behind it still does, so that its memory is its own; the copy then does nothing.
+class MaskCopies {
+public:
+    explicit MaskCopies(const ggml_cgraph & graph) : graph_(graph) {}
+
+    void drop() {
+        for (int i = 0; i < graph_.n_nodes; i++)
+            if (is_copy(*graph_.nodes[i])) drop(i);
+    }
+
+private:
+    static bool is_copy(const ggml_tensor & node) {
+        return node.op == GGML_OP_CPY && node.type == GGML_TYPE_F16 && node.src[0]->type == GGML_TYPE_F16 &&
+               ggml_nbytes(&node) > kMaskStageBytes && ggml_are_same_shape(&node, node.src[0]) && !node.view_src &&
+               ggml_is_contiguous(&node) && ggml_is_contiguous(node.src[0]) && !(node.flags & GGML_TENSOR_FLAG_OUTPUT);
+    }
+
+    void drop(int i) {
+        ggml_tensor * copy = graph_.nodes[i];
+        const int last = last_reader(copy->src[0]);
+        for (int j = i + 1; j < graph_.n_nodes; j++) {
+            const ggml_tensor * node = graph_.nodes[j];
+            const bool as_mask = node->op == GGML_OP_FLASH_ATTN_EXT && node->src[3] == copy && j < last;
+            if (reads(node, copy) && !as_mask) return;
+        }
+        for (int j = i + 1; j < graph_.n_nodes; j++)
+            if (reads(graph_.nodes[j], copy)) graph_.nodes[j]->src[3] = copy->src[0];
+        copy->op = GGML_OP_NONE;
+    }
+
+    int last_reader(const ggml_tensor * what) const {
+        for (int j = graph_.n_nodes - 1; j >= 0; j--)
+            if (reads(graph_.nodes[j], what)) return j;
+        return -1;
+    }
+
+    const ggml_cgraph & graph_;
+};
+
 class Analysis {
 public:
     Analysis(const ggml_cgraph & graph, Resolver & resolver) : graph_(graph), resolver_(resolver) {}
 
     GraphInfo run() {
+        MaskCopies(graph_).drop();
         info_.uid = graph_.uid;
         info_.nodes_pointer = graph_.nodes;
         info_.nodes.resize(static_cast<size_t>(graph_.n_nodes));
@@ -33,6 +79,7 @@ public:
             visit(i);
         find_escapes();
         find_units();
+        find_vision();
         for (size_t r = 0; r < info_.roots.size(); r++)
             if (info_.roots[r].cls == RootClass::activation && info_.roots[r].producer < 0)
                 info_.inputs.push_back(static_cast<int>(r));
@@ -143,8 +190,7 @@ private:
         for (int i = 0; i < graph_.n_nodes; i++) {
             const ggml_tensor * node = graph_.nodes[i];
             const int uses = ggml_node_get_use_count(&graph_, i), here = uses_[node];
-            const bool sink = here == 0 && !info_.nodes[static_cast<size_t>(i)].view;
-            if (!(node->flags & GGML_TENSOR_FLAG_OUTPUT) && uses <= here && !sink) continue;
+            if (!(node->flags & GGML_TENSOR_FLAG_OUTPUT) && uses <= here && here > 0) continue;
             info_.roots[static_cast<size_t>(root_index_[node->view_src ? node->view_src : node])].escapes = true;
         }
         for (Root & root : info_.roots)
@@ -189,6 +235,110 @@ private:
         info_.units.push_back({first, first, owner});
     }
 
+    // -- vision graphs: no mask of patches times patches on the device
+
+    void find_vision() {
+        for (const Unit & unit : info_.units)
+            info_.vision |= unit.sublayer && unit.sublayer->vision;
+        if (!info_.vision) return;
+        info_.n_tokens = 0; // patches: the first matrix multiplication is a convolution's
+        for (int i = 0; i < graph_.n_nodes; i++) {
+            const ggml_tensor * node = graph_.nodes[i];
+            const ggml_tensor * wide = node->op == GGML_OP_FLASH_ATTN_EXT ? node->src[0]
+                                       : node->op == GGML_OP_MUL_MAT      ? node->src[1]
+                                                                          : nullptr;
+            if (wide) info_.n_tokens = std::max(info_.n_tokens, static_cast<uint32_t>(wide->ne[1]));
+            if (node->op != GGML_OP_FLASH_ATTN_EXT) continue;
+            if (info_.nodes[static_cast<size_t>(i)].cpu_only) info_.n_attention_cpu++;
+            if (has_large_mask(*graph_.nodes[i])) info_.roots[static_cast<size_t>(mask_root(i))].hosted = true;
+        }
+        for (int i = graph_.n_nodes - 1; i >= 0; i--)
+            keep_whole_if_read(i);
+        for (int i = graph_.n_nodes - 1; i >= 0; i--)
+            mark_tiled(i);
+        for (int i = graph_.n_nodes - 1; i >= 0; i--)
+            make_where_read(i);
+        if (info_.stage >= 0) extend_stage();
+    }
+
+    bool makes_mask(const Node & entry) const {
+        return !entry.view && entry.root >= 0 && info_.roots[static_cast<size_t>(entry.root)].hosted;
+    }
+
+    int mask_root(int i) { return root_of(graph_.nodes[i]->src[3]); }
+
+    static bool has_large_mask(const ggml_tensor & node) {
+        const ggml_tensor * mask = node.src[3];
+        if (!mask || mask->type != GGML_TYPE_F16 || !ggml_is_contiguous(mask) || mask->view_src) return false;
+        const bool plain = mask->ne[2] * mask->ne[3] == 1 && node.src[0]->ne[3] == 1 && ggml_is_contiguous(&node);
+        return plain && mask->ne[1] == node.src[0]->ne[1] && mask->ne[0] == node.src[1]->ne[1] &&
+               ggml_nbytes(mask) > kMaskStageBytes;
+    }
+
+    // Anything but attention reads it: then it is an activation like others.
+    void keep_whole_if_read(int i) {
+        const Node & entry = info_.nodes[static_cast<size_t>(i)];
+        if (makes_mask(entry)) return; // it will run on the CPU
+        const bool attention = graph_.nodes[i]->op == GGML_OP_FLASH_ATTN_EXT;
+        for (uint32_t s = 0; s < entry.n_sources; s++) {
+            const int r = info_.sources[entry.first_source + s];
+            const bool as_mask = attention && has_large_mask(*graph_.nodes[i]) && r == mask_root(i);
+            if (r == entry.root) continue; // a cast names its own result as a source
+            if (!as_mask && !entry.cpu_only) info_.roots[static_cast<size_t>(r)].hosted = false;
+        }
+    }
+
+    void mark_tiled(int i) {
+        Node & entry = info_.nodes[static_cast<size_t>(i)];
+        if (makes_mask(entry)) entry.cpu_only = true;
+        if (entry.cpu_only || graph_.nodes[i]->op != GGML_OP_FLASH_ATTN_EXT || !has_large_mask(*graph_.nodes[i]))
+            return;
+        entry.tiled = info_.roots[static_cast<size_t>(mask_root(i))].hosted;
+        if (entry.tiled) note_stage(i);
+    }
+
+    // A mask comes to attention by casts: all of them run where the last one does.
+    void make_where_read(int i) {
+        Node & entry = info_.nodes[static_cast<size_t>(i)];
+        if (entry.view || entry.root < 0 || graph_.nodes[i]->op != GGML_OP_CPY) return;
+        if (ggml_nbytes(graph_.nodes[i]) <= kMaskStageBytes || read_by_device(entry.root, i)) return;
+        entry.cpu_only = true;
+    }
+
+    bool read_by_device(int root, int made_by) const {
+        for (int i = made_by + 1; i < graph_.n_nodes; i++) {
+            const Node & entry = info_.nodes[static_cast<size_t>(i)];
+            if (entry.cpu_only || entry.tiled) continue;
+            for (uint32_t s = 0; s < entry.n_sources; s++)
+                if (info_.sources[entry.first_source + s] == root) return true;
+        }
+        return false;
+    }
+
+    void note_stage(int i) {
+        if (info_.stage < 0) {
+            info_.stage = static_cast<int>(info_.roots.size());
+            info_.stage_tensor = std::make_unique<ggml_tensor>();
+            Root root;
+            root.tensor = info_.stage_tensor.get();
+            info_.roots.push_back(root);
+        }
+        Root & stage = info_.roots[static_cast<size_t>(info_.stage)];
+        stage.device_bytes =
+            std::max(stage.device_bytes, tile_stage_bytes(graph_.nodes[i]->src[3]->ne[0], kMaskStageBytes));
+        stage.producer = stage.producer < 0 ? i : stage.producer;
+        stage.last_use = i;
+    }
+
+    void extend_stage() {
+        ggml_tensor & tensor = *info_.stage_tensor;
+        tensor.type = GGML_TYPE_I8;
+        tensor.ne[0] = static_cast<int64_t>(info_.roots[static_cast<size_t>(info_.stage)].device_bytes);
+        tensor.ne[1] = tensor.ne[2] = tensor.ne[3] = 1;
+        tensor.nb[0] = 1;
+        tensor.nb[1] = tensor.nb[2] = tensor.nb[3] = static_cast<size_t>(tensor.ne[0]);
+    }
+
     const ggml_cgraph & graph_;
     Resolver & resolver_;
     GraphInfo info_;
@@ -226,10 +376,11 @@ std::vector<ScratchItem> scratch_items(const GraphInfo & info, const std::vector
         for (uint32_t s = 0; s < node.n_sources; s++)
             extend(items[static_cast<size_t>(info.sources[node.first_source + s])], static_cast<int>(i));
         if (node.root >= 0) extend(items[static_cast<size_t>(node.root)], static_cast<int>(i));
+        if (node.tiled) extend(items[static_cast<size_t>(info.stage)], static_cast<int>(i));
     }
     for (size_t r = 0; r < items.size(); r++) {
         const Root & root = info.roots[r];
-        if (root.cls != RootClass::activation) items[r].first = -1;
+        if (root.cls != RootClass::activation || root.hosted) items[r].first = -1;
         // Kept to the last use anywhere, so that a result is never lost before a CPU node or the end fetches it.
         items[r].last = root.escapes ? static_cast<int>(info.nodes.size())
                                      : std::max(root.last_use, root.keep_until) + kFusionReach;

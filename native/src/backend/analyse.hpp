@@ -10,6 +10,7 @@
 #include "scratch_plan.hpp"
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace xlm {
@@ -40,6 +41,7 @@ struct Root {
     int keep_until = -1;  // its place on the device is not reused before that node has run
     bool escapes = false; // somebody reads it after the graph
     bool written = false; // by a node of this graph
+    bool hosted = false;  // a mask that never lies on the device as a whole
     uint64_t device_bytes = 0;
     RangeSet reads; // of a state: the bytes that nodes of this graph read
 };
@@ -50,6 +52,7 @@ struct Node {
     bool view = false;    // moves no data
     bool partial = false; // writes into a root that was there before
     bool cpu_only = false;
+    bool tiled = false;                       // attention with a hosted mask
     uint32_t first_source = 0, n_sources = 0; // into GraphInfo::sources
 };
 
@@ -80,6 +83,10 @@ struct GraphInfo {
     uint32_t n_tokens = 0;           // columns of the first matrix multiplication
     uint64_t scratch_need_bytes = 0; // device scratch if every unit ran on the device
     bool replayable = true;          // running it twice gives the same state
+    bool vision = false;             // of a model with a projector
+    int stage = -1;                  // root of the place that hosted masks come through
+    std::unique_ptr<ggml_tensor> stage_tensor;
+    uint32_t n_attention_cpu = 0; // attention operations the device cannot run
 };
 
 GraphInfo analyse_graph(const ggml_cgraph & graph, Resolver & resolver);
@@ -93,5 +100,8 @@ constexpr int kFusionReach = 12;
 std::vector<ScratchItem> scratch_items(const GraphInfo & info, const std::vector<uint8_t> & on_device);
 
 bool is_view_op(ggml_op op);
+
+// Masks of attention that are larger stay on the host and reach the device in tiles of about as many bytes.
+constexpr uint64_t kMaskStageBytes = 1 << 20;
 
 } // namespace xlm

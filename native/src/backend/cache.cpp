@@ -158,6 +158,8 @@ std::vector<SubLayer *> Cache::eviction_order() {
                                [](const SubLayer * s) { return !s->copy && !(s->experts && s->experts->slots); }),
                 order.end());
     sort_for_eviction(order);
+    if (vision_phase) // a tower's copies are in use, the language model's are not
+        std::stable_partition(order.begin(), order.end(), [](const SubLayer * s) { return !s->vision; });
     return order;
 }
 
@@ -165,6 +167,10 @@ void Cache::shrink_to_budget() {
     if (!ledger_.over_budget()) return;
     const std::vector<SubLayer *> order = eviction_order();
     const auto is_small = [](const SubLayer * s) { return s->kind == XLM_KIND_SMALL; };
+    for (SubLayer * sublayer : order)
+        if (vision_phase && !sublayer->vision && ledger_.over_budget()) drop_resident(*sublayer);
+    for (State * state : registry_.states())
+        if (vision_phase && ledger_.over_budget()) drop_state(*state);
     for (SubLayer * sublayer : order)
         if (!is_small(sublayer) && ledger_.over_budget()) drop_resident(*sublayer);
     for (State * state : registry_.states())

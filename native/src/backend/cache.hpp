@@ -43,12 +43,20 @@ public:
     // Drops the resident copy that matters least, the small groups excepted; false: there is none.
     bool drop_least();
     void drop_all();
+    // The ring and the scratch, of whichever phase.
+    void drop_workspace();
+    // The language model's copies, last ranks first, until `need_bytes` for the vision phase fit under the budget
+    // and under the larger of `need_bytes` and `bound_bytes`. Nothing uses the device.
+    void give_way(uint64_t need_bytes, uint64_t bound_bytes);
+    void drop_vision_residents();
     // Weights changed on the host: copies are stale.
     void drop_weights();
 
+    uint64_t budget_bytes() const { return ledger_.view().budget_bytes; }
     const DeviceBuffer & scratch() const { return scratch_; }
     Ring ring;
     ExpertWindow window;
+    bool vision_phase = false; // then the language model's copies are the first to go
 
 private:
     uint64_t room_beside_reserve(uint64_t reserve_bytes) const;

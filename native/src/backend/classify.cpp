@@ -29,6 +29,7 @@ constexpr Rule kRules[] = {
     {Match::suffix, ".scale", XLM_KIND_SMALL},
     {Match::suffix, ".gamma", XLM_KIND_SMALL},
     {Match::contains, "norm", XLM_KIND_SMALL},
+    {Match::contains, "_ln.", XLM_KIND_SMALL},
     {Match::prefix, "exp_probs_b", XLM_KIND_SMALL},
     {Match::prefix, "ffn_gate_inp", XLM_KIND_SMALL},
     {Match::contains, "sinks", XLM_KIND_SMALL},
@@ -104,11 +105,33 @@ std::string_view split_layer(std::string_view name, TensorClass & result) {
     return name.substr(end + 1);
 }
 
+// Parts of a vision (or audio) tower outside of its layers, by the names libmtmd knows.
+constexpr std::string_view kTowers[] = {"v.", "mm.", "a.", "resampler.", "adapter."};
+
+// "mm.0.weight" is of the tower "mm.". Empty: of the language model, or inside a layer.
+std::string_view tower_of(std::string_view name, const TensorClass & cls) {
+    if (cls.layer >= 0) return {};
+    for (std::string_view tower : kTowers)
+        if (name.rfind(tower, 0) == 0) return tower;
+    return {};
+}
+
+bool is_small(std::string_view base) {
+    for (const Rule & rule : kRules)
+        if (rule.kind == XLM_KIND_SMALL && matches(rule, base)) return true;
+    return false;
+}
+
 } // namespace
 
 TensorClass classify_weight(std::string_view name) {
     TensorClass result;
     const std::string_view base = split_layer(name, result);
+    if (const std::string_view tower = tower_of(name, result); !tower.empty()) {
+        result.tower = std::string(tower);
+        result.kind = is_small(name.substr(tower.size())) ? XLM_KIND_SMALL : XLM_KIND_PROJECTOR;
+        return result;
+    }
     for (const Rule & rule : kRules) {
         if (!matches(rule, base)) continue;
         result.kind = rule.kind;

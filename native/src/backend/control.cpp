@@ -238,6 +238,14 @@ xlm_status xlm_device_set_pace(double duty, uint64_t max_rest_ns) {
     });
 }
 
+xlm_status xlm_device_end_vision(void) {
+    return at_boundary([&] {
+        Core & device = opened_core();
+        when_idle(device, [&] { device.leave_vision(); });
+        return XLM_OK;
+    });
+}
+
 xlm_status xlm_device_trim(void) {
     return at_boundary([&] {
         Core & device = opened_core();
@@ -364,6 +372,11 @@ xlm_status xlm_device_stats(xlm_stats * stats) {
         result.expert_whole = from.expert_whole.get();
         result.sublayer_ns_max = from.sublayer_ns_max.get();
         result.ns_paced = from.ns_paced.get();
+        result.n_vision_graphs = from.n_vision_graphs.get();
+        result.vision_scratch_need_bytes = from.vision_scratch_need_bytes.get();
+        result.n_vision_attention_cpu = from.n_vision_attention_cpu.get();
+        result.n_attention_tiles = from.n_attention_tiles.get();
+        result.bytes_masks_up = from.bytes_masks_up.get();
         write_struct(stats, result);
         return XLM_OK;
     });

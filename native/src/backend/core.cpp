@@ -55,16 +55,19 @@ void Core::apply(Schedule & taken) {
         sublayer->placement.clear();
         for (const auto & tier : taken.placement)
             sublayer->placement.push_back(tier[sublayer->index]);
+        if (sublayer->vision) continue;
         any_stream |= sublayer->wanted(XLM_PLACE_STREAM);
         any_device |= any_stream || sublayer->wanted(XLM_PLACE_RESIDENT);
     }
     inner.synchronize_all();
     for (SubLayer * sublayer : sublayers) {
+        if (sublayer->vision) continue; // the phase drops them
         const bool keep = sublayer->kind == XLM_KIND_SMALL ? any_device : sublayer->wanted(XLM_PLACE_RESIDENT);
         if (!keep) cache.drop_copy(*sublayer);
     }
     apply_experts(taken, sublayers);
-    if (cache.ring.present() && (!any_stream || cache.ring.capacity_bytes() != taken.ring_bytes)) cache.ring.drop();
+    if (cache.ring.present() && !cache.vision_phase && (!any_stream || cache.ring.capacity_bytes() != taken.ring_bytes))
+        cache.ring.drop();
     cache.changed();
 }
 
@@ -104,7 +107,7 @@ bool Core::whole_without_scratch() {
     const LedgerView view = ledger.view();
     uint64_t missing_bytes = 0;
     for (const SubLayer * sublayer : registry.sublayers()) {
-        if (sublayer->kind == XLM_KIND_LOOKUP) continue;
+        if (sublayer->vision || sublayer->kind == XLM_KIND_LOOKUP) continue;
         if (sublayer->kind != XLM_KIND_SMALL && !sublayer->wanted(XLM_PLACE_RESIDENT)) return false;
         missing_bytes += sublayer->copy ? 0 : sublayer->device_bytes;
     }
@@ -117,10 +120,11 @@ bool Core::whole_without_scratch() {
 
 bool Core::settle(uint64_t max_bytes) {
     const GateGuard guard(gate);
-    if (!inner.usable()) return false;
+    if (!inner.usable() || cache.vision_phase) return false;
     if (whole_without_scratch()) cache.drop_scratch();
     std::vector<SubLayer *> wanted;
     for (SubLayer * sublayer : registry.sublayers()) {
+        if (sublayer->vision) continue;
         const bool device = sublayer->wanted(XLM_PLACE_RESIDENT) || sublayer->wanted(XLM_PLACE_STREAM);
         if (device && sublayer->small_group && !sublayer->small_group->uploaded)
             wanted.push_back(sublayer->small_group);

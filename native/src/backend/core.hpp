@@ -44,9 +44,12 @@ struct Core {
     std::unique_ptr<Schedule> next_schedule;
     Schedule schedule;
     std::atomic<uint64_t> schedule_id{0};
+    uint64_t vision_bound_bytes = 0; // what the device held when the vision phase began
 
     // The caller holds exec_mutex (and takes the gate where it says so).
     void take_schedule();            // takes the gate
+    void enter_vision();             // holds the gate; nothing to do if it is that phase already
+    void leave_vision();             // holds the gate
     bool settle(uint64_t max_bytes); // takes the gate; true while something is left
     void lose_device();              // holds the gate
     void rest();                     // as `rests` has it; less where a reclaim or an abort comes

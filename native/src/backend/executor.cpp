@@ -88,6 +88,23 @@ bool still_fits(const Plan & plan, const PlanLimits & limits) {
     return is < was * 1.5 && was < is * 1.5;
 }
 
+constexpr uint64_t kPackedMaskBytes = 16 << 20; // host copies of mask tiles under way
+
+// Keeps `count` of a dimension; strides and place stay.
+void cut_tensor(ggml_tensor & tensor, int dimension, int64_t first, int64_t count) {
+    tensor.data = static_cast<char *>(tensor.data) + static_cast<size_t>(first) * tensor.nb[dimension];
+    tensor.ne[dimension] = count;
+}
+
+void as_mask(ggml_tensor & mask, const ggml_tensor & stage, const AttentionTile & tile) {
+    mask.buffer = stage.buffer;
+    mask.data = stage.data;
+    mask.ne[0] = tile.n_keys;
+    mask.ne[1] = tile.n_queries;
+    mask.nb[1] = static_cast<size_t>(tile.n_keys) * 2;
+    mask.nb[2] = mask.nb[3] = mask.nb[1] * static_cast<size_t>(tile.n_queries);
+}
+
 // Called by the CPU backend after each node, on the thread that runs the graph: the border where a CPU segment rests.
 bool should_abort(void * data) {
     Core & core = *static_cast<Core *>(data);
@@ -142,13 +159,15 @@ ggml_status Executor::run_locked(ggml_cgraph & graph) {
     Known & entry = known(graph);
     GraphInfo & info = entry.info;
     uint32_t n_tokens = 0;
-    const uint32_t tier = pick_tier(info, n_tokens);
+    uint32_t tier = pick_tier(info, n_tokens);
+    if (info.vision) tier = core_.schedule.vision_tier_for(n_tokens = info.n_tokens);
     TraceScope step(core_.trace, XLM_TRACE_STEP, {});
     step.event.n_tokens = n_tokens;
     note_needs(info, n_tokens);
     read_state_rows(graph, info);
-    const PlanLimits limits = limits_for(n_tokens);
+    PlanLimits limits = limits_for(info, n_tokens);
     experts_.begin_graph();
+    tiled_mask_ = nullptr;
     on_host_.assign(info.roots.size(), 1);
     on_device_.assign(info.roots.size(), 0);
     host_state_changed_ = false;
@@ -159,6 +178,8 @@ ggml_status Executor::run_locked(ggml_cgraph & graph) {
         ~Release() { gate.release(); }
     } release{core_.gate};
     if (core_.registry.take_weights_changed()) core_.cache.drop_weights();
+    info.vision ? core_.enter_vision() : core_.leave_vision();
+    limits.vision_bound_bytes = core_.vision_bound_bytes;
     try {
         return run_by_plans(graph, entry, tier, limits);
     } catch (...) { // host memory ran out half-way: rows the host lacks are given up, as the step is
@@ -168,16 +189,21 @@ ggml_status Executor::run_locked(ggml_cgraph & graph) {
 }
 
 // A graph of many tokens whose pace is not known yet is fed one sub-layer at a time.
-PlanLimits Executor::limits_for(uint32_t n_tokens) {
+PlanLimits Executor::limits_for(const GraphInfo & info, uint32_t n_tokens) {
     const bool decode = n_tokens <= 1;
     PlanLimits limits;
-    pace_ = &core_.step_paces.of(n_tokens);
+    pace_ = info.vision ? &vision_pace_ : &core_.step_paces.of(n_tokens);
     limits.max_segment_cost = pace_->cost_within(kQueueNs / 2);
     limits.max_units_in_flight = decode ? core_.max_in_flight_decode.load() : core_.max_in_flight_prefill.load();
     if (!decode && limits.max_segment_cost == UINT64_MAX) limits.max_units_in_flight = 1;
     limits.ring_bytes = core_.schedule.ring_bytes;
     limits.reserve_bytes = core_.schedule.reserve_bytes;
     limits.window_bytes = core_.schedule.expert_window_bytes;
+    if (info.vision) { // patches, not weights, decide how long a sub-layer takes
+        limits.max_units_in_flight = 1;
+        limits.max_segment_cost = UINT64_MAX;
+        limits.ring_bytes = core_.schedule.vision_ring_bytes;
+    }
     return limits;
 }
 
@@ -191,11 +217,13 @@ ggml_status Executor::run_by_plans(ggml_cgraph & graph, Known & entry, uint32_t 
         core_.stats.expert_whole += plan.n_experts_whole;
         if (core_.inner.lost() && core_.ledger.view().used_bytes > 0) core_.lose_device();
         if (!plan.uses_device && from == 0) return run_all_on_cpu(graph, info);
-        if (!inputs_saved) save_inputs(info);
+        if (!inputs_saved && !info.vision) save_inputs(info); // an image is encoded anew instead
         inputs_saved = true;
         epoch_ = plan.epoch;
         const Outcome outcome = run_plan(graph, info, plan, limits);
         ahead_.forget();
+        packed_masks_.clear(); // the device is idle
+        packed_bytes_ = 0;
         if (outcome == Outcome::done) return GGML_STATUS_SUCCESS;
         if (outcome == Outcome::lost) return replay(graph, info);
         if (outcome == Outcome::aborted) return GGML_STATUS_ABORTED;
@@ -244,6 +272,11 @@ uint32_t Executor::pick_tier(const GraphInfo & info, uint32_t & n_tokens) const 
 
 void Executor::note_needs(const GraphInfo & info, uint32_t n_tokens) {
     Stats & stats = core_.stats;
+    if (info.vision) {
+        stats.n_vision_graphs++;
+        stats.n_vision_attention_cpu += info.n_attention_cpu;
+        return stats.vision_scratch_need_bytes.raise_to(info.scratch_need_bytes);
+    }
     if (n_tokens <= 1) return stats.scratch_need_decode_bytes.raise_to(info.scratch_need_bytes);
     stats.prefill_tokens_seen.raise_to(n_tokens);
     stats.scratch_need_prefill_bytes.raise_to(info.scratch_need_bytes);
@@ -291,7 +324,12 @@ ggml_status Executor::run_all_on_cpu(ggml_cgraph & graph, const GraphInfo & info
     }
     const GateWindow window(core_.gate);
     const TraceScope scope(core_.trace, XLM_TRACE_CPU, {});
-    return run_on_cpu(graph, 0, graph.n_nodes - 1);
+    if (!info.vision) return run_on_cpu(graph, 0, graph.n_nodes - 1);
+    // Sub-layer by sub-layer: encoding takes long, and whoever watches sees that it goes on.
+    ggml_status status = GGML_STATUS_SUCCESS;
+    for (size_t u = 0; u < info.units.size() && status == GGML_STATUS_SUCCESS; u++)
+        status = run_on_cpu(graph, info.units[u].first, info.units[u].last);
+    return status;
 }
 
 // What a replay needs: inputs whose memory the graph itself may reuse.
@@ -309,6 +347,10 @@ void Executor::save_inputs(const GraphInfo & info) {
 // was already overwritten.
 ggml_status Executor::replay(ggml_cgraph & graph, const GraphInfo & info) {
     core_.lose_device();
+    if (info.vision) {
+        set_last_error("the device was lost while an image was encoded");
+        return GGML_STATUS_FAILED;
+    }
     if (!info.replayable && host_state_changed_) {
         set_last_error("the device was lost after recurrent state had changed");
         return GGML_STATUS_FAILED;
@@ -479,7 +521,7 @@ Executor::Outcome Executor::run_ordinary(ggml_cgraph & graph, const GraphInfo & 
     if (prepared != Outcome::done) return prepared;
     const uint64_t ns = pace_->predict_ns(segment.cost);
     const bool room = ahead_.make_room(ns, segment.n_units, limits.max_units_in_flight);
-    return room && submit(graph, segment) ? Outcome::done : Outcome::lost;
+    return room && submit(graph, info, plan, segment) ? Outcome::done : Outcome::lost;
 }
 
 Executor::Outcome Executor::run_experts(ggml_cgraph & graph, const GraphInfo & info, Plan & plan,
@@ -492,11 +534,64 @@ Executor::Outcome Executor::run_experts(ggml_cgraph & graph, const GraphInfo & i
     }
 }
 
-bool Executor::submit(ggml_cgraph & graph, const Segment & segment) {
+const std::vector<AttentionTile> & Executor::tiles_of(const ggml_tensor & mask, uint64_t stage_bytes) {
+    if (tiled_mask_ != &mask)
+        tiles_ = attention_tiles(static_cast<const uint16_t *>(mask.data), mask.ne[1], mask.ne[0], stage_bytes);
+    tiled_mask_ = &mask;
+    return tiles_;
+}
+
+// The stream keeps its order: a tile's mask is overwritten only after the tile was computed.
+bool Executor::compute_tiles(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment) {
+    int at = segment.first;
+    while (!info.nodes[static_cast<size_t>(at)].tiled)
+        at++;
+    const ggml_tensor & whole = *graph.nodes[at];
+    ggml_tensor stage = plan.shadows[static_cast<size_t>(info.stage)];
+    for (const AttentionTile & tile :
+         tiles_of(*whole.src[3], info.roots[static_cast<size_t>(info.stage)].device_bytes)) {
+        ggml_tensor q = *whole.src[0], k = *whole.src[1], v = *whole.src[2], mask = *whole.src[3], part = whole;
+        if (!send_mask(*whole.src[3], tile, stage)) return false;
+        cut_tensor(q, 1, tile.first_query, tile.n_queries);
+        cut_tensor(k, 1, tile.first_key, tile.n_keys);
+        cut_tensor(v, 1, tile.first_key, tile.n_keys);
+        cut_tensor(part, 2, tile.first_query, tile.n_queries);
+        as_mask(mask, stage, tile);
+        part.src[0] = &q, part.src[1] = &k, part.src[2] = &v, part.src[3] = &mask;
+        ggml_tensor * nodes[] = {&part};
+        ggml_cgraph view = view_of(graph, at, at);
+        view.nodes = nodes;
+        if (!core_.inner.compute(&view)) return false;
+        core_.stats.n_attention_tiles++;
+    }
+    return true;
+}
+
+bool Executor::send_mask(const ggml_tensor & mask, const AttentionTile & tile, ggml_tensor & stage) {
+    const size_t row_bytes = static_cast<size_t>(tile.n_keys) * 2;
+    const char * from = static_cast<const char *>(mask.data) + static_cast<size_t>(tile.first_query) * mask.nb[1] +
+                        static_cast<size_t>(tile.first_key) * 2;
+    core_.stats.bytes_masks_up += tile.mask_bytes();
+    if (tile.n_keys == mask.ne[0]) return core_.inner.set(Stream::compute, &stage, from, 0, tile.mask_bytes());
+    if (packed_bytes_ > kPackedMaskBytes) {
+        if (!core_.inner.synchronize(Stream::compute)) return false;
+        packed_masks_.clear();
+        packed_bytes_ = 0;
+    }
+    std::vector<char> & packed = packed_masks_.emplace_back(tile.mask_bytes());
+    packed_bytes_ += packed.size();
+    for (int64_t row = 0; row < tile.n_queries; row++)
+        std::memcpy(packed.data() + static_cast<size_t>(row) * row_bytes, from + static_cast<size_t>(row) * mask.nb[1],
+                    row_bytes);
+    return core_.inner.set(Stream::compute, &stage, packed.data(), 0, packed.size());
+}
+
+bool Executor::submit(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment) {
     bool ok = false;
     {
         const Patched patched(*this, segment);
-        ok = compute_range(graph, segment.first, segment.last);
+        ok = segment.tiled ? compute_tiles(graph, info, plan, segment)
+                           : compute_range(graph, segment.first, segment.last);
     }
     return ok && note_submitted(segment);
 }

@@ -1,10 +1,12 @@
 // Runs the graphs of one context.
 #pragma once
 
+#include "attention_tiles.hpp"
 #include "core.hpp"
 #include "experts_run.hpp"
 #include "plan.hpp"
 
+#include <deque>
 #include <list>
 
 namespace xlm {
@@ -58,7 +60,7 @@ private:
     Known & known(const ggml_cgraph & graph);
     uint32_t pick_tier(const GraphInfo & info, uint32_t & n_tokens) const;
     Plan & plan_for(Known & known, ggml_cgraph & graph, uint32_t tier, int from, const PlanLimits & limits);
-    PlanLimits limits_for(uint32_t n_tokens);
+    PlanLimits limits_for(const GraphInfo & info, uint32_t n_tokens);
     void note_needs(const GraphInfo & info, uint32_t n_tokens);
 
     ggml_status run_on_cpu(ggml_cgraph & graph, int first, int last);
@@ -81,10 +83,13 @@ private:
     bool download_rows(State & state, const RangeSet & rows, Stream stream);
     bool write_back(const GraphInfo & info, const Segment & segment);
     Outcome run_experts(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment);
-    bool submit(ggml_cgraph & graph, const Segment & segment);
     bool compute_range(ggml_cgraph & graph, int first, int last); // of a patched segment
     bool note_submitted(const Segment & segment);
     ggml_status compute_on_cpu(ggml_cgraph & graph) { return cpu_->iface.graph_compute(cpu_, &graph); }
+    bool submit(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment);
+    bool compute_tiles(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment);
+    bool send_mask(const ggml_tensor & mask, const AttentionTile & tile, ggml_tensor & stage);
+    const std::vector<AttentionTile> & tiles_of(const ggml_tensor & mask, uint64_t stage_bytes);
     void patch(const Segment & segment);
     void unpatch(const Segment & segment);
 
@@ -107,6 +112,11 @@ private:
     WorkAhead ahead_; // on the compute stream
     Pace * pace_ = nullptr;
     ExpertRunner experts_{core_, *this};
+    const ggml_tensor * tiled_mask_ = nullptr; // of the tiles below
+    std::vector<AttentionTile> tiles_;
+    std::deque<std::vector<char>> packed_masks_; // on their way to the device
+    uint64_t packed_bytes_ = 0;
+    Pace vision_pace_;
     uint64_t epoch_ = 0;
 };
 

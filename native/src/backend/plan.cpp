@@ -47,17 +47,7 @@ public:
 
     Plan run() {
         collect_needs();
-        if (inner_.usable() && wants_device()) {
-            place_everything();
-            mark_nodes();
-        }
-        if (on_device_.empty()) on_device_.assign(info_.nodes.size(), 0);
-        cut_and_list();
-        while (!lay_out()) {
-            make_room();
-            mark_nodes();
-            cut_and_list();
-        }
+        info_.vision ? plan_vision() : plan_step();
         count_fallbacks();
         for (Segment & segment : plan_.segments)
             if (segment.on_device) patch(segment);
@@ -66,6 +56,37 @@ public:
     }
 
 private:
+    void plan_step() {
+        take_memory();
+        while (!lay_out()) {
+            make_room();
+            mark_nodes();
+            cut_and_list();
+        }
+    }
+
+    // A vision graph may fill the budget to the brim: what its cut really needs is reserved at the next try.
+    void plan_vision() {
+        for (int tries = 0; tries < 3; tries++) {
+            device_units_.clear();
+            take_memory();
+            if (lay_out()) return;
+            cache_.drop_vision_residents();
+        }
+        device_units_.assign(needs_.size(), 0);
+        mark_nodes();
+        cut_and_list();
+    }
+
+    void take_memory() {
+        if (inner_.usable() && wants_device()) {
+            place_everything();
+            mark_nodes();
+        }
+        if (on_device_.empty()) on_device_.assign(info_.nodes.size(), 0);
+        cut_and_list();
+    }
+
     // -- what is wanted -------------------------------------------------------
 
     void collect_needs() {
@@ -112,10 +133,7 @@ private:
             device_units_[u] = needs_[u].any_node;
         mark_nodes();
         // Nothing runs without scratch, so it comes before the copies; its exact size is known after the cuts.
-        std::vector<ScratchItem> items = scratch_items(info_, on_device_);
-        append_expert_items(items, [&](size_t g) { return may_go_by_expert(info_.experts[g]); });
-        const ScratchLayout estimate = plan_scratch(items, inner_.alignment());
-        if (!cache_.place_scratch(estimate.peak_bytes)) {
+        if (info_.vision ? !place_vision_scratch() : !cache_.place_scratch(scratch_estimate())) {
             device_units_.assign(needs_.size(), 0);
             return;
         }
@@ -124,6 +142,52 @@ private:
         place_experts();
         place_streams();
         place_states();
+    }
+
+    uint64_t scratch_estimate() const {
+        std::vector<ScratchItem> items = scratch_items(info_, on_device_);
+        append_expert_items(items, [&](size_t g) { return may_go_by_expert(info_.experts[g]); });
+        return plan_scratch(items, inner_.alignment()).peak_bytes;
+    }
+
+    // Where the activations of many patches do not fit, the widest parts go to the CPU. The patch embedding first:
+    // it is wide and computes little; then the feed-forward parts.
+    bool place_vision_scratch() {
+        const std::vector<uint8_t> all = device_units_;
+        for (const bool ffn : {true, false}) {
+            for (const bool projector : {true, false}) {
+                device_units_ = all;
+                if (!ffn) shed(XLM_KIND_FFN);
+                if (!projector) shed(XLM_KIND_PROJECTOR);
+                mark_nodes();
+                scratch_bytes_ = std::max(scratch_estimate(), ffn && projector ? exact_scratch_bytes_ : 0);
+                if (scratch_bytes_ > cache_.budget_bytes()) continue;
+                cache_.give_way(vision_need_bytes(), limits_.vision_bound_bytes);
+                if (cache_.place_scratch(scratch_bytes_)) return true;
+            }
+        }
+        return false;
+    }
+
+    void shed(xlm_sublayer_kind kind) {
+        for (size_t u = 0; u < needs_.size(); u++)
+            if (info_.units[u].sublayer && info_.units[u].sublayer->kind == kind) device_units_[u] = 0;
+    }
+
+    uint64_t vision_need_bytes() const {
+        std::vector<const SubLayer *> wanted;
+        for (size_t u = 0; u < needs_.size(); u++)
+            for (const Weight * weight : needs_[u].weights)
+                if (device_units_[u]) add_once(wanted, static_cast<const SubLayer *>(weight->sublayer));
+        uint64_t bytes = scratch_bytes_;
+        for (const SubLayer * sublayer : wanted)
+            bytes += sublayer->device_bytes;
+        return bytes;
+    }
+
+    // What resident copies must leave free.
+    uint64_t reserve_bytes() const {
+        return info_.vision ? scratch_bytes_ + limits_.ring_bytes : limits_.reserve_bytes;
     }
 
     template <typename Keep>
@@ -149,7 +213,7 @@ private:
         std::stable_sort(order.begin(), order.end(),
                          [](const SubLayer * a, const SubLayer * b) { return a->rank < b->rank; });
         for (SubLayer * sublayer : order)
-            cache_.place_resident(*sublayer, limits_.reserve_bytes);
+            cache_.place_resident(*sublayer, reserve_bytes());
     }
 
     // -- experts, one by one
@@ -254,7 +318,7 @@ private:
     void place_states() {
         keep_units([&](const UnitNeeds & needs) {
             return std::all_of(needs.states.begin(), needs.states.end(),
-                               [&](State * state) { return cache_.place_state(*state, limits_.reserve_bytes); });
+                               [&](State * state) { return cache_.place_state(*state, reserve_bytes()); });
         });
     }
 
@@ -305,6 +369,9 @@ private:
                 segment->on_device = true;
                 segment->experts = group;
             }
+            if (!node.view && segment->on_device && seen_work_ && (node.tiled || segment->tiled))
+                segment = &open(i), segment->on_device = true;
+            if (!node.view) segment->tiled = segment->on_device && node.tiled;
             if (!node.view) seen_work_ = true;
             if (node.owner != unit || open_cost_ == 0) open_cost_ += needs_[static_cast<size_t>(node.owner)].cost;
             if (on_device_[static_cast<size_t>(i)]) add_pieces(i);
@@ -401,6 +468,7 @@ private:
                 items[static_cast<size_t>(r)].first = std::min(items[static_cast<size_t>(r)].first, segment.first);
         append_expert_items(items, [&](size_t g) { return group_at(info_.experts[g].first) >= 0; });
         const ScratchLayout layout = plan_scratch(items, inner_.alignment());
+        exact_scratch_bytes_ = layout.peak_bytes;
         if (!cache_.place_scratch(layout.peak_bytes)) {
             plan_.uses_device = false;
             plan_.stream_order.clear();
@@ -490,7 +558,7 @@ private:
         if (root.weight) add_once<const Weight *>(weights_, root.weight);
         if (root.weight && root.weight->sublayer->copy) add_once(segment.residents, root.weight->sublayer);
         const bool made_here = root.producer >= segment.first && root.producer < i;
-        if (root.cls == RootClass::activation && !made_here) add_once(segment.needs, r);
+        if (root.cls == RootClass::activation && !root.hosted && !made_here) add_once(segment.needs, r);
     }
 
     void patch_source(Segment & segment, ggml_tensor *& slot) {
@@ -538,7 +606,8 @@ private:
     std::vector<UnitNeeds> needs_;
     std::vector<uint8_t> device_units_, on_device_;
     uint64_t piece_bytes_ = 0, open_cost_ = 0;
-    bool seen_work_ = false; // the open segment has a node that does something
+    uint64_t scratch_bytes_ = 0, exact_scratch_bytes_ = 0; // of a vision graph
+    bool seen_work_ = false;                               // the open segment has a node that does something
     std::unordered_map<const ggml_tensor *, size_t> root_index_;
     std::unordered_set<const ggml_tensor *> patched_;
     std::vector<const Weight *> weights_; // of the segment being listed

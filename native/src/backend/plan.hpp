@@ -27,6 +27,7 @@ struct SourcePatch {
 
 struct Segment {
     bool on_device = false;
+    bool tiled = false;            // one attention whose mask comes in tiles
     int first = 0, last = 0;       // nodes, inclusive
     uint32_t n_units = 1;          // sub-layers it spans, for the bound of work in flight
     uint64_t cost = 0;             // bytes of weights and state it reads, from which its time is predicted
@@ -67,6 +68,7 @@ struct PlanLimits {
     uint32_t max_units_in_flight = 1;
     uint64_t max_segment_cost = UINT64_MAX; // of more than one sub-layer
     uint64_t ring_bytes = 0, reserve_bytes = 0, window_bytes = 0;
+    uint64_t vision_bound_bytes = 0; // see Core
 };
 
 // Takes device memory as it goes; what cannot be had runs on the CPU.

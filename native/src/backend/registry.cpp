@@ -160,8 +160,13 @@ void Registry::reindex() {
         SubLayer * small = nullptr;
         for (auto & sublayer : model->sublayers)
             if (sublayer->kind == XLM_KIND_SMALL && !small) small = sublayer.get();
+        bool vision = false;
         for (auto & sublayer : model->sublayers)
+            vision |= sublayer->kind == XLM_KIND_PROJECTOR;
+        for (auto & sublayer : model->sublayers) {
             sublayer->small_group = small;
+            sublayer->vision = vision;
+        }
     }
 }
 

@@ -58,6 +58,7 @@ struct SubLayer {
     int32_t layer = -1;
     xlm_sublayer_kind kind = XLM_KIND_OUTPUT;
     bool closed = false; // its layout is known to others: later tensors get a sub-layer of their own
+    bool vision = false; // of a model with a projector: used in the vision phase only
     bool tied = false;   // a token embedding that may double as output matrix ...
     std::atomic<bool> seen_multiplied{true}; // ... and whether a graph showed that it does
     std::vector<std::unique_ptr<Weight>> weights;
@@ -66,7 +67,7 @@ struct SubLayer {
     SubLayer * small_group = nullptr; // of the same model; nullptr if it has none
 
     // Schedule, set while no graph runs.
-    std::vector<uint8_t> placement; // by tier
+    std::vector<uint8_t> placement; // by tier: those of steps, then those of the vision phase
     uint32_t rank = UINT32_MAX;     // eviction priority: the highest rank goes first
 
     // Residency, owned by the holder of the device gate.

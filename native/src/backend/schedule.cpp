@@ -60,12 +60,24 @@ std::vector<xlm_expert_policy> read_experts(const xlm_expert_policy * first, uin
     return policies;
 }
 
+void read_tiers(const xlm_tier_schedule * tiers, uint32_t n_tiers, uint32_t n_sublayers, std::vector<uint32_t> & limits,
+                Schedule & schedule) {
+    for (uint32_t t = 0; t < n_tiers; t++) {
+        const xlm_tier_schedule tier = read_tier(tiers, t);
+        if (t > 0 && tier.max_tokens <= limits.back()) refuse("tiers are not in ascending order of max_tokens");
+        limits.push_back(tier.max_tokens);
+        schedule.placement.push_back(read_placement(tier, n_sublayers));
+    }
+}
+
 } // namespace
 
 Schedule read_schedule(const xlm_schedule & source, uint32_t n_sublayers) {
     if (source.n_sublayers != n_sublayers)
         refuse("has " + std::to_string(source.n_sublayers) + " sub-layers, there are " + std::to_string(n_sublayers));
     if (source.n_tiers == 0 || source.n_tiers > 64 || !source.tiers) refuse("needs 1 to 64 tiers");
+    if (source.n_vision_tiers > 64 || (source.n_vision_tiers > 0 && !source.vision_tiers))
+        refuse("has 0 to 64 vision tiers");
     Schedule schedule;
     schedule.id = source.schedule_id;
     schedule.ring_bytes = source.ring_bytes;
@@ -73,13 +85,9 @@ Schedule read_schedule(const xlm_schedule & source, uint32_t n_sublayers) {
     schedule.priority = read_priority(source.priority, n_sublayers);
     schedule.experts = read_experts(source.experts, n_sublayers);
     schedule.expert_window_bytes = source.expert_window_bytes;
-    for (uint32_t t = 0; t < source.n_tiers; t++) {
-        const xlm_tier_schedule tier = read_tier(source.tiers, t);
-        if (t > 0 && tier.max_tokens <= schedule.tier_max_tokens.back())
-            refuse("tiers are not in ascending order of max_tokens");
-        schedule.tier_max_tokens.push_back(tier.max_tokens);
-        schedule.placement.push_back(read_placement(tier, n_sublayers));
-    }
+    schedule.vision_ring_bytes = source.vision_ring_bytes;
+    read_tiers(source.tiers, source.n_tiers, n_sublayers, schedule.tier_max_tokens, schedule);
+    read_tiers(source.vision_tiers, source.n_vision_tiers, n_sublayers, schedule.vision_max_patches, schedule);
     return schedule;
 }
 

@@ -12,17 +12,26 @@ namespace xlm {
 struct Schedule {
     uint64_t id = 0;
     std::vector<uint32_t> tier_max_tokens;       // ascending
+    std::vector<uint32_t> vision_max_patches;    // ascending; those tiers stand behind the others in `placement`
     std::vector<std::vector<uint8_t>> placement; // [tier][sub-layer index]
     std::vector<uint32_t> priority;              // sub-layer indices, the last is evicted first
-    uint64_t ring_bytes = 0, reserve_bytes = 0;
+    uint64_t ring_bytes = 0, reserve_bytes = 0, vision_ring_bytes = 0;
     std::vector<xlm_expert_policy> experts; // by sub-layer index; empty: no slots
     uint64_t expert_window_bytes = 0;       // 0: a share of the ring's
 
     // The last tier serves whatever is above the others.
-    uint32_t tier_for(uint32_t n_tokens) const {
-        for (uint32_t t = 0; t + 1 < tier_max_tokens.size(); t++)
-            if (n_tokens <= tier_max_tokens[t]) return t;
-        return tier_max_tokens.empty() ? 0 : static_cast<uint32_t>(tier_max_tokens.size() - 1);
+    uint32_t tier_for(uint32_t n_tokens) const { return serving(tier_max_tokens, n_tokens); }
+
+    // Beyond all tiers, where nothing is placed, if the schedule knows no vision phase.
+    uint32_t vision_tier_for(uint32_t n_patches) const {
+        return static_cast<uint32_t>(tier_max_tokens.size()) + serving(vision_max_patches, n_patches);
+    }
+
+private:
+    static uint32_t serving(const std::vector<uint32_t> & limits, uint32_t n) {
+        for (uint32_t t = 0; t + 1 < limits.size(); t++)
+            if (n <= limits[t]) return t;
+        return limits.empty() ? 0 : static_cast<uint32_t>(limits.size() - 1);
     }
 };
 

@@ -18,8 +18,18 @@ from xlm.protocol.messages import ImageEncoding, Sampling, Usage
 
 CPU, STREAM, RESIDENT = 0, 1, 2  # xlm_placement in xlm_device.h
 
-Kind = Literal["small", "attention", "ffn", "experts", "shared_experts", "extras", "output", "lookup"]
-KINDS: tuple[Kind, ...] = ("small", "attention", "ffn", "experts", "shared_experts", "extras", "output", "lookup")
+Kind = Literal["small", "attention", "ffn", "experts", "shared_experts", "extras", "output", "lookup", "projector"]
+KINDS: tuple[Kind, ...] = (
+    "small",
+    "attention",
+    "ffn",
+    "experts",
+    "shared_experts",
+    "extras",
+    "output",
+    "lookup",
+    "projector",
+)
 
 
 class SubLayer(Struct, kw_only=True, frozen=True):
@@ -136,6 +146,9 @@ class Schedule(Struct, kw_only=True, frozen=True):
     predicted: dict[str, float] = {}
     experts: dict[int, ExpertPolicy] = {}  # by sub-layer index; placement must be STREAM (or RESIDENT)
     expert_window_bytes: int = 0  # experts without a slot go through this; 0: a share of ring_bytes
+    # the vision phase: max_tokens counts patches; empty: the engine makes its own for the tower it loaded
+    vision_tiers: list[Tier] = []
+    vision_ring_bytes: int = 0
 
 
 # -- broker -> engine ------------------------------------------------------------

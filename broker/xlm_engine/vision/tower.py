@@ -1,0 +1,219 @@
+"""The vision tower of the loaded model: which tokens an image is, and their embeddings, each computed once.
+
+Owned by the decode thread; ``interrupt`` may be called from any other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from xlm.errors import ImageError
+from xlm_engine import logs, shapes
+from xlm_engine.llama_log import LlamaLog
+from xlm_engine.vision.image import Image
+from xlm_engine.vision.mtmd import Embeddings, EncodeAborted, EncodeFailed, ImagePart, Part, Projector
+from xlm_native import Device
+
+CACHE_BYTES: Final = 256 << 20  # of embeddings and pixels kept for images that are not being answered
+_PROBES: Final = ((4096, 4096), (4096, 1024), (1024, 4096))  # shapes that ask for as many tokens as a model gives
+
+
+@dataclass(slots=True, eq=False)
+class Seen:
+    """An image the tower knows. ``embeddings`` fills up part by part; ``image`` goes when all are there."""
+
+    key: str  # of its pixels
+    parts: list[Part]
+    image: Image | None
+    embeddings: list[Embeddings | None] = field(default_factory=list)
+
+    @property
+    def encoded(self) -> bool:
+        return all(embeddings is not None for embeddings in self.embeddings)
+
+    @property
+    def n_bytes(self) -> int:
+        pixels = len(self.image.rgb8) if self.image is not None else 0
+        return pixels + sum(e.nbytes for e in self.embeddings if e is not None)
+
+    @property
+    def runs(self) -> list[ImagePart]:
+        return [part for part in self.parts if isinstance(part, ImagePart)]
+
+    def entries(self) -> list[int]:
+        """What stands for the image in a conversation (see shapes.py)."""
+        flagged: list[int] = []
+        count = 0
+        for part in self.parts:
+            if isinstance(part, ImagePart):
+                flagged += shapes.image_run(self.key, count, part.n_tokens, part.n_pos, whole=part.non_causal)
+                count += 1
+            else:
+                flagged += part
+        return flagged
+
+
+class VisionTower:
+    """Loads with the constructor (ModelError); ``close`` before the language model is freed.
+
+    Images are known by the key they were uploaded under; the same pixels under two keys are encoded once.
+    """
+
+    def __init__(self, path: str, model: Any, device: Device, n_threads: int, log: LlamaLog) -> None:
+        self._device: Final = device
+        self._projector: Final = Projector(path, model, device, n_threads, log)
+        self._seen: Final[OrderedDict[str, Seen]] = OrderedDict()  # by pixel key, least recently used first
+        self._names: Final[dict[str, str]] = {}  # upload key -> pixel key
+        self._lock: Final = threading.Lock()
+        self._at_work = 0  # gen_id whose image is being encoded; 0: none
+        self._aborted = False
+        self._phase_open = False
+        self.n_encoded = 0
+        self.n_reused = 0
+
+    @property
+    def model_id(self) -> int:
+        return self._projector.model_id
+
+    @property
+    def n_embd(self) -> int:
+        return self._projector.n_embd
+
+    @property
+    def mrope(self) -> bool:
+        return self._projector.mrope
+
+    def status(self) -> dict[str, int | str]:
+        """For people; thread safe. ``vision_attention`` "cpu": the device cannot run the tower's attention."""
+        on_cpu = self._device.stats()["n_vision_attention_cpu"] > 0
+        return {
+            "images_encoded": self.n_encoded,
+            "images_reused": self.n_reused,
+            "vision_attention": "cpu" if on_cpu else "flash",
+        }
+
+    def close(self) -> None:
+        self._seen.clear()
+        self._projector.close()
+
+    # -- what an image is
+
+    def has(self, upload_key: str) -> bool:
+        """Whether everything about an image is still known, so that its pixels are not needed."""
+        seen = self._seen.get(self._names.get(upload_key, ""))
+        return seen is not None and (seen.encoded or seen.image is not None)
+
+    def see(self, upload_key: str, image: Image | None) -> Seen:
+        """What stands for an image. ``image`` may be None where ``has`` says so; else ImageError.
+
+        Whoever holds the result keeps it from being forgotten. Encodes nothing.
+        """
+        known = self._seen.get(image.key if image is not None else self._names.get(upload_key, ""))
+        if known is None:
+            if image is None:
+                raise ImageError("an image of the conversation is gone", code="image_unknown")
+            known = self._look(image)
+            self._seen[image.key] = known
+        elif image is not None and not known.encoded:
+            known.image = image
+        self.n_reused += known.encoded
+        self._names[upload_key] = known.key
+        self._seen.move_to_end(known.key)
+        self._trim()
+        return known
+
+    def _look(self, image: Image) -> Seen:
+        with self._projector.chunks(image) as chunks:
+            parts = [self._projector.part(chunk) for chunk in chunks]
+        runs = sum(isinstance(part, ImagePart) for part in parts)
+        return Seen(image.key, parts, image, [None] * runs)
+
+    def n_tokens(self, image: Image) -> int:
+        """Entries that an image takes in the context, with what stands around it."""
+        return sum(p.n_tokens if isinstance(p, ImagePart) else len(p) for p in self._look(image).parts)
+
+    def largest_image(self) -> tuple[int, int]:
+        """(most image tokens of one part, most that one step must compute together) over the shapes of images."""
+        most, together = 0, 0
+        for width, height in _PROBES:
+            for part in self._probe(width, height):
+                most = max(most, part.n_tokens)
+                together = max(together, part.n_tokens if part.non_causal else 0)
+        return most, together
+
+    def _probe(self, width: int, height: int) -> list[ImagePart]:
+        with self._projector.chunks(Image(b"", width, height, "")) as chunks:
+            return [part for part in map(self._projector.part, chunks) if isinstance(part, ImagePart)]
+
+    def _trim(self) -> None:
+        """Forgets the images used longest ago. One held elsewhere stays with its holder."""
+        total = sum(seen.n_bytes for seen in self._seen.values())
+        while total > CACHE_BYTES and len(self._seen) > 1:
+            _, seen = self._seen.popitem(last=False)
+            total -= seen.n_bytes
+        if len(self._names) > 4 * max(64, len(self._seen)):
+            for name in [name for name, key in self._names.items() if key not in self._seen]:
+                del self._names[name]
+
+    # -- encoding
+
+    def encode_one(self, images: Sequence[Seen], gen_id: int) -> bool:
+        """Encodes the first part that is not yet; False: there was none left.
+
+        Raises EncodeAborted after ``interrupt``, EngineError where it cannot be computed.
+        """
+        seen = next((seen for seen in images if not seen.encoded), None)
+        if seen is None:
+            return False
+        run = next(index for index, embeddings in enumerate(seen.embeddings) if embeddings is None)
+        self._phase_open = True
+        seen.embeddings[run] = self._encode(seen, run, gen_id)
+        if seen.encoded:
+            seen.image = None
+            self.n_encoded += 1
+        return True
+
+    def _encode(self, seen: Seen, run: int, gen_id: int) -> Embeddings:
+        if seen.image is None:
+            raise ImageError("an image of the conversation is gone", code="image_unknown")
+        with self._projector.chunks(seen.image) as chunks:
+            parts = [self._projector.part(chunk) for chunk in chunks]
+            at = [index for index, part in enumerate(parts) if isinstance(part, ImagePart)][run]
+            try:
+                return self._compute(chunks[at], seen.runs[run].n_tokens, gen_id)
+            except EncodeFailed as error:  # a lost device: from now on it runs on the CPU
+                logs.logger().warning("an image is encoded again", error=error.message)
+                return self._compute(chunks[at], seen.runs[run].n_tokens, gen_id)
+
+    def _compute(self, chunk: Any, n_tokens: int, gen_id: int) -> Embeddings:
+        with self._lock:
+            self._at_work, self._aborted = gen_id, False
+            self._device.begin_step(n_tokens)  # an interrupt from here on is heard
+        try:
+            return self._projector.encode(chunk, n_tokens)
+        except EncodeFailed:
+            if self._aborted:
+                raise EncodeAborted from None
+            raise
+        finally:
+            with self._lock:
+                self._at_work = 0
+
+    def interrupt(self, gen_id: int | None = None) -> None:
+        """Stops the encoding that is under way for ``gen_id`` (None: for anybody) at its next sub-layer."""
+        with self._lock:
+            if self._at_work and gen_id in (None, self._at_work):
+                self._aborted = True
+                self._device.abort_step()
+
+    def end_phase(self) -> bool:
+        """The last image is encoded: the device is the language model's again. False: it was already."""
+        if not self._phase_open:
+            return False
+        self._phase_open = False
+        self._device.end_vision()
+        return True

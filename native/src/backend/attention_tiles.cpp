@@ -1,0 +1,72 @@
+#include "attention_tiles.hpp"
+
+#include <algorithm>
+
+namespace xlm {
+
+namespace {
+
+constexpr uint16_t kMinusInfinity = 0xFC00; // F16
+
+struct KeyRange {
+    int64_t first = INT64_MAX, end = 0; // empty
+
+    void extend(const KeyRange & other) {
+        first = std::min(first, other.first);
+        end = std::max(end, other.end);
+    }
+};
+
+KeyRange visible_keys(const uint16_t * row, int64_t n_keys) {
+    int64_t first = 0, end = n_keys;
+    while (first < n_keys && row[first] == kMinusInfinity)
+        first++;
+    while (end > first && row[end - 1] == kMinusInfinity)
+        end--;
+    return first == end ? KeyRange{} : KeyRange{first, end};
+}
+
+// To the borders of the kernel's own tiles; a query that sees nothing still gets one.
+KeyRange aligned(const KeyRange & range, int64_t n_keys) {
+    if (range.end == 0) return {0, std::min(kTileKeys, n_keys)};
+    const int64_t end = (range.end + kTileKeys - 1) / kTileKeys * kTileKeys;
+    return {range.first / kTileKeys * kTileKeys, std::min(end, n_keys)};
+}
+
+AttentionTile make_tile(int64_t first_query, int64_t end_query, const KeyRange & keys, int64_t n_keys) {
+    const KeyRange range = aligned(keys, n_keys);
+    return {first_query, end_query - first_query, range.first, range.end - range.first};
+}
+
+} // namespace
+
+uint64_t tile_stage_bytes(int64_t n_keys, uint64_t wanted) {
+    return std::max<uint64_t>(wanted, static_cast<uint64_t>(2 * kTileQueries * n_keys) * 2);
+}
+
+std::vector<AttentionTile> attention_tiles(const uint16_t * mask, int64_t n_queries, int64_t n_keys,
+                                           uint64_t stage_bytes) {
+    std::vector<AttentionTile> tiles;
+    KeyRange open;
+    int64_t first = 0;
+    for (int64_t query = 0; query < n_queries;) {
+        // The last step takes what would be too small for one of its own.
+        const int64_t end = n_queries - query < 2 * kTileQueries ? n_queries : query + kTileQueries;
+        KeyRange step;
+        for (int64_t q = query; q < end; q++)
+            step.extend(visible_keys(mask + q * n_keys, n_keys));
+        KeyRange both = open;
+        both.extend(step);
+        if (query > first && make_tile(first, end, both, n_keys).mask_bytes() > stage_bytes) {
+            tiles.push_back(make_tile(first, query, open, n_keys));
+            first = query;
+            both = step;
+        }
+        open = both;
+        query = end;
+    }
+    if (n_queries > 0) tiles.push_back(make_tile(first, n_queries, open, n_keys));
+    return tiles;
+}
+
+} // namespace xlm

@@ -1,0 +1,78 @@
+// Attention in tiles: every query once, every key that it can see inside its tile, no tile above the stage.
+#include "backend_check.hpp"
+
+#include "backend/attention_tiles.hpp"
+
+#include <random>
+
+using namespace xlm;
+
+namespace {
+
+constexpr uint16_t kHidden = 0xFC00;
+
+void check_cover(const std::vector<uint16_t> & mask, int64_t n_queries, int64_t n_keys, uint64_t stage_bytes) {
+    int64_t next = 0;
+    for (const AttentionTile & tile : attention_tiles(mask.data(), n_queries, n_keys, stage_bytes)) {
+        CHECK_EQ(tile.first_query, next);
+        CHECK(tile.n_queries >= std::min(kTileQueries, n_queries));
+        CHECK(tile.first_key % kTileKeys == 0 && tile.n_keys > 0);
+        const int64_t end_key = tile.first_key + tile.n_keys;
+        CHECK(end_key == n_keys || (end_key < n_keys && end_key % kTileKeys == 0));
+        CHECK(tile.mask_bytes() <= tile_stage_bytes(n_keys, stage_bytes));
+        next += tile.n_queries;
+        for (int64_t q = tile.first_query; q < next; q++)
+            for (int64_t k = 0; k < n_keys; k++)
+                CHECK(mask[static_cast<size_t>(q * n_keys + k)] == kHidden || (k >= tile.first_key && k < end_key));
+    }
+    CHECK_EQ(next, n_queries);
+}
+
+// Windows along the diagonal, as Qwen2.5-VL's towers have them: tiles see a band, not everything.
+void test_windows() {
+    const int64_t n = 2048, window = 64;
+    std::vector<uint16_t> mask(static_cast<size_t>(n * n), kHidden);
+    for (int64_t q = 0; q < n; q++)
+        for (int64_t k = q / window * window; k < (q / window + 1) * window; k++)
+            mask[static_cast<size_t>(q * n + k)] = 0;
+    check_cover(mask, n, n, 1 << 20);
+    uint64_t bytes = 0;
+    for (const AttentionTile & tile : attention_tiles(mask.data(), n, n, 256 << 10))
+        bytes += tile.mask_bytes();
+    CHECK(bytes < static_cast<uint64_t>(n * n) / 2); // of 2 n^2 bytes
+}
+
+void test_everything_visible() {
+    const std::vector<uint16_t> mask(500 * 700, 0);
+    check_cover(mask, 500, 700, 1);
+    check_cover(mask, 500, 700, UINT64_MAX);
+    CHECK_EQ(attention_tiles(mask.data(), 500, 700, UINT64_MAX).size(), size_t{1});
+}
+
+void test_nothing_visible() {
+    const std::vector<uint16_t> mask(130 * 300, kHidden);
+    check_cover(mask, 130, 300, 4096);
+    CHECK(attention_tiles(mask.data(), 0, 300, 4096).empty());
+}
+
+void test_random() {
+    std::mt19937 random(7);
+    for (int round = 0; round < 60; round++) {
+        const int64_t n_queries = 1 + static_cast<int64_t>(random() % 400),
+                      n_keys = 1 + static_cast<int64_t>(random() % 900);
+        std::vector<uint16_t> mask(static_cast<size_t>(n_queries * n_keys), kHidden);
+        for (size_t i = 0; i < mask.size() / 50; i++)
+            mask[random() % mask.size()] = static_cast<uint16_t>(random() % 0x7C00);
+        check_cover(mask, n_queries, n_keys, 1 + random() % (1 << 18));
+    }
+}
+
+} // namespace
+
+int main() {
+    test_windows();
+    test_everything_visible();
+    test_nothing_visible();
+    test_random();
+    return 0;
+}
