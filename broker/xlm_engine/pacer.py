@@ -23,9 +23,7 @@ CATCH_UP_NS: Final = 2_000_000  # a late wake-up up to this is made up for: a sl
 class Pacer:
     """For the decode thread; ``duty`` and ``idle_ns`` may be read on any. Starts at full pace."""
 
-    def __init__(
-        self, rested_ns: Callable[[], int] = lambda: 0, now_ns: Callable[[], int] = time.monotonic_ns
-    ) -> None:
+    def __init__(self, rested_ns: Callable[[], int] = lambda: 0, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         """``rested_ns``: how long steps have rested within themselves so far."""
         self._rested_ns: Final = rested_ns
         self._now_ns: Final = now_ns
