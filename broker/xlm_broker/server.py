@@ -32,6 +32,7 @@ _SEND_QUEUE_FRAMES: Final = 64  # per client, inside libzmq
 _RECEIVE_QUEUE_FRAMES: Final = 256  # per client: a flood waits in the sender, not here
 _OUTBOX_BYTES: Final = 1 << 20  # per stalled client, here
 _OUTBOX_FRAMES: Final = 4096
+_FAREWELL_BYTES: Final = 16 << 10  # per stalled client that was forgotten
 _RETRY_S: Final = 0.02
 _FAREWELL_S: Final = 2.0
 _BATCH_FRAMES: Final = 64  # then the engine has a turn
@@ -63,6 +64,15 @@ class _Outbox:
         self.frames.append(frame)
         self.bytes += len(frame)
         return True
+
+    @property
+    def forgotten(self) -> bool:
+        return self.expires_s is not None
+
+    def push_little(self, frame: bytes) -> None:
+        """For a client that is done: if it comes back at once it hears an answer, but it costs next to nothing."""
+        if self.bytes + len(frame) <= _FAREWELL_BYTES:
+            self.push(frame)
 
     def pop(self) -> None:
         self.bytes -= len(self.frames.popleft())
@@ -202,10 +212,14 @@ class Server:
     # -- sending ---------------------------------------------------------------
 
     def send(self, client: bytes, frame: bytes) -> None:
-        """Never blocks. A client that is not there or has filled its bound is reported by ``on_gone``."""
+        """Never blocks. A client that is not there or has filled its bound is reported by ``on_gone``; of what is sent
+        to a stalled one after ``forget`` a little is kept, the rest is dropped.
+        """
         outbox = self._outboxes.get(client)
         if outbox is not None:
-            if not outbox.push(frame):
+            if outbox.forgotten:
+                outbox.push_little(frame)
+            elif not outbox.push(frame):
                 self._gone(client)
             return
         try:

@@ -200,7 +200,9 @@ class Leases:
 
     def stalled(self, identity: bytes) -> None:
         client = self._core.clients.get(identity)
-        if client is not None and client.outbox is None:
+        if client is None:  # it asks without a lease, and does not read the refusals: nothing more is kept for it
+            self._core.forget(identity)
+        elif client.outbox is None:
             limits = self._core.settings.limits
             client.outbox = Outbox(limits.max_outbox, limits.max_outbox_bytes)
             self._core.log("warning", "client_stalled", lease=client.lease_id, name=client.name)

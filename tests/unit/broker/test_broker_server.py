@@ -335,6 +335,26 @@ async def test_a_stalled_client_that_reads_again_gets_everything_in_order(
     server.close()
 
 
+async def test_next_to_nothing_is_kept_for_a_stalled_client_that_was_forgotten(
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xlm_broker.server._FAREWELL_S", 1000.0)
+    server, recorder = Server(context, endpoint), Recorder()
+    server.open()
+    server.start(recorder)
+    client = dealer(context, server, b"stranger", receive_queue=1)
+    client.send(b"hello")
+    await until(lambda: recorder.frames)
+    while not recorder.stalled:
+        server.send(b"stranger", bytes(64 << 10))
+    server.forget(b"stranger")
+    for _ in range(10_000):
+        server.send(b"stranger", bytes(1000))
+    assert server.queued_bytes <= (64 + 16) << 10
+    assert recorder.gone == []
+    server.close()
+
+
 async def test_a_farewell_to_a_frozen_client_is_given_up(
     context: zmq.Context[zmq.Socket[bytes]], endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

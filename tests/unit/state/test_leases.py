@@ -138,7 +138,7 @@ def test_goodbye_is_answered_and_drops_the_sessions() -> None:
 
 def test_events_of_unknown_clients_are_nothing() -> None:
     world = World().boot()
-    for event in (events.ClientGone(b"?"), events.SendStalled(b"?"), events.SendDrained(b"?")):
+    for event in (events.ClientGone(b"?"), events.SendDrained(b"?")):
         assert world.handle(event) == []
 
 
@@ -293,3 +293,11 @@ def test_an_engine_has_its_time_to_release_beside_a_broker_that_could_not_run() 
     (lease,) = world.answers(b"game", request)
     assert isinstance(lease, messages.Lease)
     assert lease.release_ms == 61_500.0  # but what it took is told as it was
+
+
+def test_nothing_is_kept_for_a_stranger_who_does_not_read() -> None:
+    world = World()
+    assert code(world.ping(b"stranger")) == "not_connected"
+    assert actions.ForgetClient(b"stranger") in world.handle(events.SendStalled(b"stranger"))
+    world.join(b"game")
+    assert actions.ForgetClient(b"game") not in world.handle(events.SendStalled(b"game"))
