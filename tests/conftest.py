@@ -5,6 +5,8 @@ import os
 import shutil
 import tempfile
 
+from hypothesis import HealthCheck, settings
+
 # OpenMP threads sleep at barriers instead of spinning, which costs a shared machine a factor of ten
 # (docs/decisions/0006-openmp-threads-sleep.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -13,3 +15,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 _CONFIG = tempfile.mkdtemp(prefix="xlm-config-")
 atexit.register(shutil.rmtree, _CONFIG, ignore_errors=True)
 os.environ["XDG_CONFIG_HOME"] = _CONFIG
+
+# Property tests: no example has to be ready in time, and every run tries the same ones, so that a failure is one of the
+# change at hand. To look for new ones: pytest --hypothesis-profile=random
+settings.register_profile("steady", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile("random", settings.get_profile("steady"), derandomize=False)
+settings.load_profile("steady")
