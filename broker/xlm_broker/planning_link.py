@@ -141,7 +141,10 @@ class PlanningLink:
         if self._told is None or self._told[0] is not request.model or self._told[1] != request.device:
             self._told = (request.model, request.device)
             self._write(wire.Facts(model=request.model, device=request.device))
-        asked = wire.Ask(request_id=request.request_id, budget_bytes=request.budget_bytes, current=request.current)
+        asked = wire.Ask(
+            request_id=request.request_id, budget_bytes=request.budget_bytes, current=request.current,
+            routing=list(request.routing),
+        )  # fmt: skip
         self._write(asked)
 
     def _write(self, message: wire.Message) -> None:

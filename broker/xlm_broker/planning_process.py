@@ -69,7 +69,7 @@ class Planning:
         facts = self._facts
         assert facts is not None, "Facts come first"
         found = self._planner.plans(
-            facts.model, facts.device, ask.budget_bytes, current=ask.current, enough=self._newer
+            facts.model, facts.device, ask.budget_bytes, current=ask.current, routing=ask.routing, enough=self._newer
         )
         for schedule, final in found:
             self._tell(wire.Answer(request_id=ask.request_id, schedule=schedule, final=final))

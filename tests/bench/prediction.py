@@ -207,6 +207,30 @@ def report(rows: Sequence[Row]) -> dict[str, Any]:
     return {"all": summary(rows), **groups, "goal": {"median_error": GOAL_MEDIAN, "p95_error": GOAL_P95}}
 
 
+def measured(quick: bool) -> dict[str, Any]:
+    """For ``make bench``: a quick profile first, then the grid."""
+    from xlm_broker.config import demo_model
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(Path(demo_model()), Path(folder) / "profile.sqlite", quick=quick)
+    return {**report(found), "rows": [asdict(row) | {"error": row.error} for row in found]}
+
+
+def table(result: dict[str, Any]) -> list[str]:
+    """Errors by machine, for docs/benchmarks.md."""
+    lines = ["| machine | steps | median error | 95th percentile | bias | goal | |", "|---|---|---|---|---|---|---|"]
+    for name in ("all", *MACHINES):
+        if name not in result:
+            continue
+        s = result[name]
+        met = s["median_error"] <= GOAL_MEDIAN and s["p95_error"] <= GOAL_P95
+        lines.append(
+            f"| {name} | {s['rows']} | {s['median_error']:.1%} | {s['p95_error']:.1%} | {s['bias']:+.1%}"
+            f" | {GOAL_MEDIAN:.0%}, {GOAL_P95:.0%} | {'met' if met else 'not met'} |"
+        )
+    return lines
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--profile", type=Path)

@@ -21,11 +21,11 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
+from tests.bench.stock_model import stock_times
 from xlm_broker.planner.sharding.costs import Capabilities
 from xlm_broker.planner.sharding.hardware import Machine, machine_from_row
 from xlm_broker.planner.sharding.plan import Planning, make_plan, prepare
 from xlm_broker.planner.sharding.shapes import model_work, shape_from_entry
-from xlm_broker.planner.sharding.stock import stock_times
 from xlm_broker.planner.sharding.workload import Workload
 
 PAPER_UBATCH = 1024

@@ -16,7 +16,17 @@ from typing import Any
 
 import psutil
 
-from tests.bench import against_stock, client_calls, host_memory, overlap, pacing, reclaim, throughput, vision
+from tests.bench import (
+    against_stock,
+    client_calls,
+    host_memory,
+    overlap,
+    pacing,
+    prediction,
+    reclaim,
+    throughput,
+    vision,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -85,6 +95,7 @@ def document(results: dict[str, Any]) -> list[str]:
         "overlap": ("Copies beside computing (modelled)", lambda result: overlap.rows(result["rows"])),
         "stock": ("Against stock llama.cpp (modelled cards)", against_stock.rows),
         "vision": ("Images: device memory of a request, small Qwen2.5-VL-style model", vision.rows),
+        "prediction": ("Predicted against measured step times", prediction.table),
     }
     for name, (title, rows) in titles.items():
         if name in results:
@@ -102,7 +113,7 @@ def rewrite(path: Path, lines: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds; does not touch docs/")
-    names = ("reclaim", "throughput", "host_memory", "pacing", "client", "overlap", "stock", "vision")
+    names = ("reclaim", "throughput", "host_memory", "pacing", "client", "overlap", "stock", "vision", "prediction")
     parser.add_argument("--only", choices=names)
     options = parser.parse_args()
     parts: dict[str, Callable[[], dict[str, Any]]] = {
@@ -114,6 +125,7 @@ def main() -> None:
         "overlap": lambda: {"rows": overlap.measured(options.quick)},
         "stock": lambda: against_stock.measure(options.quick),
         "vision": lambda: vision.measure(options.quick),
+        "prediction": lambda: prediction.measured(options.quick),
     }
     results: dict[str, Any] = {"machine": machine(), "date": time.strftime("%Y-%m-%d")}
     for name, part in parts.items():

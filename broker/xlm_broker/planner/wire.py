@@ -15,7 +15,7 @@ from typing import Final
 
 from msgspec import Struct, msgpack
 
-from xlm.protocol.link import DeviceConfig, DeviceFacts, ModelFacts, Schedule
+from xlm.protocol.link import DeviceConfig, DeviceFacts, ExpertStats, ModelFacts, Schedule
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 _LENGTH: Final = struct.Struct("<I")
@@ -45,6 +45,7 @@ class Ask(Message, tag="ask"):
     request_id: int
     budget_bytes: int
     current: Schedule | None = None
+    routing: list[ExpertStats] = []
 
 
 class Standing(Message, tag="standing"):

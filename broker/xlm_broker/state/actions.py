@@ -90,6 +90,7 @@ class FindPlan:
     device: link.DeviceFacts
     budget_bytes: int
     current: link.Schedule | None = None
+    routing: tuple[link.ExpertStats, ...] = ()  # of experts, as far as it was measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,6 +305,7 @@ class Machine:
                 self._budgets.measured(message)
                 budgets, slowed = self._budgets, self._pacing.slows
                 self._watch.stats(message, budgets.current.bytes, budgets.card(), slowed=slowed)
+                self._schedules.routing_measured()
 
     def _acceptable(self, loaded: link.Loaded) -> Problem | None:
         return self._budgets.unusable(loaded) if self._core.settings.require_device else None

@@ -14,6 +14,8 @@ in force until its plan is found, or patience ends.
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec.structs import replace
 
 from xlm.protocol import link
@@ -23,6 +25,9 @@ from .core import Core
 from .engine import Engine
 from .events import Planned
 from .ports import Planner
+
+_ROUTED_TOKENS: Final = 256  # so many say enough of a model's routing for a plan ...
+_ROUTED_GROWTH: Final = 4  # ... and so many times more, for another one
 
 
 class Schedules:
@@ -42,6 +47,7 @@ class Schedules:
         self._window_low_bytes = 0
         self._goal_bytes: int | None = None  # the budget that was planned for, or is being planned for
         self._asked: FindPlan | None = None
+        self._routed_tokens = 0  # how many had shown their experts when a plan was last asked for because of it
         self._patient_until_ns: int | None = None  # None: an answer is welcome, but nothing waits for it
 
     # -- triggers -------------------------------------------------------------------
@@ -159,9 +165,19 @@ class Schedules:
         if seen is None or not settings.find_plans:
             return
         self._goal_bytes = budget_bytes
-        self._asked = FindPlan(self._core.count(), *seen, budget_bytes, current)
+        routing = tuple(stats for stats in self._engine.experts if stats.covered)
+        self._asked = FindPlan(self._core.count(), *seen, budget_bytes, current, routing)
         self._patient_until_ns = self._core.now_ns + settings.timing.plan_patience_ns
         self._core.do(self._asked)
+
+    def routing_measured(self) -> None:
+        """Which experts are used is known better than when the plan was made: another one may keep others."""
+        seen = max((stats.n_tokens for stats in self._engine.experts if stats.covered), default=0)
+        if self.sent is None or self._asked is not None or self._due_ns is not None:
+            return
+        if seen >= max(_ROUTED_TOKENS, _ROUTED_GROWTH * self._routed_tokens):
+            self._routed_tokens = seen
+            self._ask(self.sent.budget_bytes, self.sent)
 
     def planned(self, event: Planned) -> None:
         """A schedule was found; one for another budget, or of an engine that is gone, comes too late."""
@@ -231,6 +247,7 @@ class Schedules:
     def engine_dead(self) -> None:
         self.sent = self.in_force = self._due_ns = self._window_since_ns = None
         self._goal_bytes = self._asked = self._patient_until_ns = None
+        self._routed_tokens = 0
 
     def validate(self) -> None:
         if self.sent is not None:
@@ -250,4 +267,5 @@ def _same(one: link.Schedule, other: link.Schedule) -> bool:
     same_memory = (one.ring_bytes, one.reserve_bytes, one.budget_bytes) == (
         other.ring_bytes, other.reserve_bytes, other.budget_bytes,
     )  # fmt: skip
-    return same_memory and one.tiers == other.tiers and one.priority == other.priority
+    same_experts = (one.experts, one.expert_window_bytes) == (other.experts, other.expert_window_bytes)
+    return same_memory and same_experts and one.tiers == other.tiers and one.priority == other.priority

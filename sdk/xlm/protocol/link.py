@@ -98,8 +98,8 @@ class ModelFacts(Struct, kw_only=True, frozen=True):
 # is there in the next. expert_slots: a compact cache of single experts. output_chunks: a large matrix in parts of rows.
 CAPABILITIES: tuple[str, ...] = ("kv_streaming", "ring_across_steps", "expert_slots", "output_chunks")
 # What this release's native backend does: a streamed sub-layer's KV cache has a lasting copy, matrices are streamed
-# whole, the ring keeps what was prefetched for the next step.
-ENGINE_CAPABILITIES: tuple[str, ...] = ("ring_across_steps",)
+# whole but experts one by one, the ring keeps what was prefetched for the next step.
+ENGINE_CAPABILITIES: tuple[str, ...] = ("ring_across_steps", "expert_slots")
 
 
 class DeviceFacts(Struct, kw_only=True, frozen=True):

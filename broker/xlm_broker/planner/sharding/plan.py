@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from xlm.errors import BudgetError
+from xlm.protocol.link import ExpertPolicy
 from xlm_broker.planner.report import below_minimum, mib
 
 from .costs import Capabilities, Costs, FloatArray, build_costs
@@ -53,11 +54,17 @@ class Plan:
     planning: Planning
     task: Task
     solution: Solution
+    # experts that are kept one by one: slots by sub-layer, their bytes (beyond the task's budget), the largest matrix
+    experts: Mapping[int, ExpertPolicy] = field(default_factory=dict)
+    slot_bytes: int = 0
+    largest_expert_bytes: int = 0
 
     @property
     def resident_bytes(self) -> int:
         """Weights and KV that stay on the device, small group included."""
-        return self.planning.work.small_bytes + state_bytes(self.task.costs, self.solution.state) if self.used else 0
+        if not self.used:
+            return 0
+        return self.planning.work.small_bytes + state_bytes(self.task.costs, self.solution.state) + self.slot_bytes
 
     @property
     def used(self) -> bool:

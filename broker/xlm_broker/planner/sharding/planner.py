@@ -10,13 +10,14 @@ from msgspec.structs import replace as struct_replace
 from numpy.typing import NDArray
 
 from xlm.protocol.link import CPU as PLACE_CPU
-from xlm.protocol.link import ENGINE_CAPABILITIES, DeviceFacts, ModelFacts, Schedule, Tier
+from xlm.protocol.link import ENGINE_CAPABILITIES, DeviceFacts, ExpertStats, ModelFacts, Schedule, Tier
 from xlm.protocol.link import RESIDENT as PLACE_RESIDENT
 from xlm.protocol.link import STREAM as PLACE_STREAM
 from xlm_broker.planner.memory import minimum_device_bytes, unified_demand
 from xlm_broker.planner.report import summarise
 
 from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT, STREAM, STREAM_KV, Capabilities
+from .experts import WINDOW_PARTS
 from .facts import work_from_facts
 from .kernels import Kernels
 from .machine import guessed_machine, profiled_machine
@@ -25,6 +26,7 @@ from .plan import Plan, Planning, make_plan, prepare, require_device
 from .problem import StateArray, search_efforts
 from .profile import MachineProfile
 from .shrink import shrunk_schedule
+from .slots import ExpertPlans
 from .workload import Workload
 
 _PLACEMENT = np.zeros(4, dtype=np.uint8)
@@ -57,12 +59,16 @@ class ShardingPlanner:
         *,
         schedule_id: int,
         current: Schedule | None = None,
+        routing: Sequence[ExpertStats] = (),
         require: bool = False,
     ) -> Schedule:
-        """The schedule for a budget. ``current``: what is in force; its resident set stays where a better one is not
-        worth the upload. ``require``: BudgetError budget_infeasible instead of a schedule without the device."""
+        """The schedule for a budget.
+
+        ``current``: what is in force; its resident set stays where a better one is not worth the upload. ``routing``:
+        of experts, as measured. ``require``: BudgetError budget_infeasible instead of a schedule without the device.
+        """
         planning, budget = self.planning(model, device), max(0, budget_bytes)
-        plan = self._found(planning, device, budget, current)
+        plan = self._found(planning, device, budget, current, self._experts(planning, model, device, routing))
         if require:
             require_device(planning, plan)
         return to_schedule(plan, model, budget, schedule_id)
@@ -74,20 +80,32 @@ class ShardingPlanner:
         budget_bytes: int,
         *,
         current: Schedule | None = None,
+        routing: Sequence[ExpertStats] = (),
         enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Schedule, bool]]:
         """Plans for a budget as they are found, and whether no better one will follow: first one within a frame's
         time, then the best of a longer search. ``enough``: asked now and then; True ends the search without a last."""
         planning, budget = self.planning(model, device), max(0, budget_bytes)
         efforts = search_efforts(planning.costs.n_units) if _usable(device) else search_efforts(0)[:1]
+        experts = self._experts(planning, model, device, routing)
         best: Plan | None = None
         for effort in efforts:
-            plan = self._found(planning, device, budget, current, effort, enough)
+            last = effort == efforts[-1]
+            plan = self._found(planning, device, budget, current, experts, effort, enough, slots=last)
             if enough() and best is not None:
                 return
             worse = best is not None and plan.solution.objective > best.solution.objective * (1 - WORTH_SENDING)
             best = best if worse and best is not None else plan
-            yield to_schedule(best, model, budget, 0), effort == efforts[-1]
+            yield to_schedule(best, model, budget, 0), last
+
+    def _experts(
+        self, planning: Planning, model: ModelFacts, device: DeviceFacts, routing: Sequence[ExpertStats]
+    ) -> ExpertPlans | None:
+        """None where experts are streamed as a whole, or there are none."""
+        if "expert_slots" not in device.capabilities:
+            return None
+        found = ExpertPlans(planning, model, routing)
+        return found if found.layers else None
 
     def _found(
         self,
@@ -95,13 +113,20 @@ class ShardingPlanner:
         device: DeviceFacts,
         budget: int,
         current: Schedule | None,
+        experts: ExpertPlans | None,
         effort: int | None = None,
         enough: Callable[[], bool] = lambda: False,
+        *,
+        slots: bool = True,
     ) -> Plan:
         if not _usable(device):
             return make_plan(planning, 0)
+        planning = planning if experts is None else experts.planning
         plan = make_plan(planning, budget, effort=effort, enough=enough)
-        return plan if current is None else keep_or_change(plan, held_state(planning, current), effort)
+        plan = plan if current is None else keep_or_change(plan, held_state(planning, current), effort)
+        if experts is None:
+            return plan
+        return experts.best(plan, budget, effort, enough) if slots else experts.finished(plan)
 
     def shrink_plan(
         self, model: ModelFacts, device: DeviceFacts, schedule: Schedule, budget_bytes: int, *, schedule_id: int
@@ -141,7 +166,11 @@ class ShardingPlanner:
 def engine_capabilities(names: Sequence[str] = ENGINE_CAPABILITIES) -> Capabilities:
     """What an engine said it can do; without a word of it, what this release's does."""
     said = set(names)
-    return Capabilities(kv_streaming="kv_streaming" in said, ring_across_steps="ring_across_steps" in said)
+    return Capabilities(
+        kv_streaming="kv_streaming" in said,
+        expert_granular="expert_slots" in said,
+        ring_across_steps="ring_across_steps" in said,
+    )
 
 
 def _usable(device: DeviceFacts) -> bool:
@@ -197,6 +226,8 @@ def to_schedule(plan: Plan, model: ModelFacts, budget_bytes: int, schedule_id: i
         reserve_bytes=plan.reserve_bytes,
         resident_bytes=plan.resident_bytes,
         predicted=plan.predicted(),
+        experts=dict(plan.experts) if plan.used else {},
+        expert_window_bytes=_window_bytes(plan),
     )
     summary = summarise(bare, model)
     if plan.used:
@@ -204,6 +235,13 @@ def to_schedule(plan: Plan, model: ModelFacts, budget_bytes: int, schedule_id: i
     if any(note.startswith("no profile") for note in plan.planning.fallbacks):
         summary += " (no profile: careful guess)"
     return struct_replace(bare, summary=summary)
+
+
+def _window_bytes(plan: Plan) -> int:
+    """Part of the ring for experts without a slot; at least two of their largest matrices, or none."""
+    ring, largest = plan.solution.ring_bytes, plan.largest_expert_bytes
+    wanted = max(2 * largest, min(ring // 2, 2 * WINDOW_PARTS * largest))
+    return wanted if plan.used and plan.experts and 0 < wanted <= ring else 0
 
 
 def _tiers(plan: Plan) -> list[Tier]:

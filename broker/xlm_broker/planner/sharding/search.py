@@ -293,6 +293,8 @@ def _trimmed(task: Task, best: Solution) -> Solution:
         return on_cpu(task)
     upload = np.take_along_axis(task.costs.upload, best.modes[:, None, :].astype(np.int64), axis=1)
     streamed = float(upload.sum(axis=(1, 2)).max(initial=0.0)) * task.costs.link_bytes_ns
+    by_need = ((best.modes == STREAM) & (task.costs.upload[:, STREAM] == 0)).any(axis=0)  # experts: through a window
+    streamed = max(streamed, float((RING_PIECES * task.costs.piece_bytes)[by_need].max(initial=0)))
     unused = ((best.state == EVERYTHING) & ~(best.modes == RESIDENT).any(axis=0)) | (
         (best.state == KV) & ~(best.modes == STREAM).any(axis=0)
     )

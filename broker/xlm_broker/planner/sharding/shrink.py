@@ -6,7 +6,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from xlm.protocol.link import CPU, RESIDENT, STREAM, ModelFacts, Schedule, Tier
+from xlm.protocol.link import CPU, RESIDENT, STREAM, ExpertPolicy, ModelFacts, Schedule, Tier
 from xlm_broker.planner.report import summarise
 
 Rows = NDArray[np.uint8]  # [tier, sub-layer]
@@ -34,6 +34,7 @@ class _Sizes:
         self.weights = np.zeros(self.count, dtype=np.int64)
         self.kv = np.zeros(self.count, dtype=np.int64)
         self.small = np.zeros(self.count, dtype=np.bool_)
+        self.subs = {sub.index: sub for sub in model.sublayers}
         for sub in model.sublayers:
             self.weights[sub.index], self.kv[sub.index] = max(0, sub.device_bytes), max(0, sub.kv_bytes)
             self.small[sub.index] = sub.kind == "small"
@@ -77,6 +78,21 @@ def _evicted(sizes: _Sizes, rows: Rows, priority: list[int], room: int) -> Rows 
     return rows if rows.any() and sizes.held(rows) <= room else None
 
 
+def _fewer_slots(sizes: _Sizes, old: Schedule, rows: Rows, room: int) -> tuple[dict[int, ExpertPolicy], int]:
+    """Slots of the layers that are still streamed, each with the same share of what it had; and their bytes."""
+    known = {i: p for i, p in old.experts.items() if i in sizes.subs and i < sizes.count}
+    kept = {i: p for i, p in known.items() if (rows[:, i] == STREAM).any() and not (rows[:, i] == RESIDENT).any()}
+    wanted = sum(p.n_slots * sizes.subs[i].expert_bytes for i, p in kept.items())
+    fixed = sum(sizes.subs[i].expert_overhead_bytes for i, p in kept.items() if p.n_slots)
+    share = min(1.0, max(0, room - fixed) / wanted) if wanted else 0.0
+    fewer = {i: replace(p, n_slots=int(p.n_slots * share)) for i, p in kept.items()}
+    used = sum(
+        p.n_slots * sizes.subs[i].expert_bytes + sizes.subs[i].expert_overhead_bytes
+        for i, p in fewer.items() if p.n_slots
+    )  # fmt: skip
+    return fewer, used
+
+
 def _schedule(
     model: ModelFacts, sizes: _Sizes, old: Schedule, rows: Rows, budget_bytes: int, ring: int, schedule_id: int
 ) -> Schedule:
@@ -86,13 +102,17 @@ def _schedule(
     ]
     scratch = max((t.scratch_bytes for t in tiers), default=0)
     priority = old.priority if sorted(old.priority) == list(range(sizes.count)) else list(range(sizes.count))
+    resident = sizes.held(rows)
+    experts, slot_bytes = _fewer_slots(sizes, old, rows, budget_bytes - resident - ring - scratch)
     bare = Schedule(
         schedule_id=schedule_id,
         budget_bytes=budget_bytes,
+        experts=experts,
+        expert_window_bytes=min(old.expert_window_bytes, ring),
         tiers=tiers or [Tier(max_tokens=max(1, model.n_ubatch), placement=bytes(sizes.count))],
         priority=priority,
         ring_bytes=ring,
         reserve_bytes=ring + scratch,
-        resident_bytes=sizes.held(rows),
+        resident_bytes=resident + slot_bytes,
     )
     return replace(bare, summary=summarise(bare, model))

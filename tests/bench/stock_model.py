@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .costs import CPU, EVERYTHING, RESIDENT, STREAM_KV
-from .pipeline import hop_times
-from .plan import Planning
-from .problem import state_bytes
+from xlm_broker.planner.sharding.costs import CPU, EVERYTHING, RESIDENT, STREAM_KV
+from xlm_broker.planner.sharding.pipeline import hop_times
+from xlm_broker.planner.sharding.plan import Planning
+from xlm_broker.planner.sharding.problem import state_bytes
 
 OFFLOAD_TOKENS = 32  # GGML_OP_OFFLOAD_MIN_BATCH's default
 

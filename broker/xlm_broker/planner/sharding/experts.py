@@ -1,0 +1,185 @@
+"""Single experts: how often K slots of a layer hold what a token wants, what a miss costs, and how many slots pay.
+
+A layer that is not resident as a whole can keep K of its E experts in slots. Of the u experts a token uses a part
+h(K), the hit rate, is there; each other one is uploaded after the router ran, or computed on the CPU, whichever is
+shorter. h is measured: the part of recent routing that the K most used experts take (ExpertStats.covered); without
+figures an even router is assumed, h(K) = K / E. The best static set is what eviction by decayed frequency tends to.
+
+A step of t tokens wants e(t) = E (1 - (1 - u/E)^t) different experts. For one token the part 1 - h of them is missing;
+once all are wanted it is 1 - K/E, as slots are then no better than any other place; between, in proportion to e(t).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlm.protocol.link import ExpertPolicy, ExpertStats, ModelFacts, SubLayer
+
+from .costs import RESIDENT, STREAM, STREAM_KV, Costs, FloatArray, TierPoint
+from .hardware import Machine
+from .kernels import Kernels
+from .work import Experts, ModelWork, Unit
+
+FEW_TOKENS: Final = 4  # steps of up to so many may compute misses on the CPU
+WINDOW_PARTS: Final = 4  # experts in the window at once: one computes while the next ones are uploaded
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An experts sub-layer. ``coverage`` [K]: hit rate with K slots, from K = 0; ``at``: its place in work.units."""
+
+    at: int
+    unit: Unit
+    facts: SubLayer
+    coverage: FloatArray
+
+    @property
+    def count(self) -> int:
+        return self.facts.n_experts
+
+    def bytes_of(self, slots: int) -> int:
+        """VRAM of so many slots."""
+        return slots * self.facts.expert_bytes + self.facts.expert_overhead_bytes if slots else 0
+
+
+def layers(model: ModelFacts, work: ModelWork, routing: Sequence[ExpertStats] = ()) -> list[Layer]:
+    """The sub-layers whose experts the engine can keep one by one."""
+    measured = {stats.index: stats for stats in routing}
+    facts = {sub.index: sub for sub in model.sublayers if sub.n_experts > 1 and sub.expert_bytes > 0}
+    found = ((at, unit) for at, unit in enumerate(work.units) if unit.experts and unit.index in facts)
+    return [Layer(at, u, facts[u.index], coverage(facts[u.index], measured.get(u.index))) for at, u in found]
+
+
+def coverage(sub: SubLayer, stats: ExpertStats | None) -> FloatArray:
+    """[K from 0 to E] hit rates; never falling, 0 without slots and 1 with all."""
+    even = np.linspace(0.0, 1.0, sub.n_experts + 1)
+    if stats is None or len(stats.covered) != sub.n_experts:
+        return even
+    seen = np.concatenate([[0.0], np.frombuffer(stats.covered, dtype=np.uint8) / 255.0])
+    seen[-1] = 1.0
+    return np.maximum(np.maximum.accumulate(seen), even)  # the most used experts take at least their even share
+
+
+def missing(op: Experts, tokens: float, hit: float, slots: int) -> float:
+    """Experts that a step of so many tokens has to bring."""
+    wanted = op.n_expert * op.used_share(tokens)
+    few = (op.n_expert - wanted) / max(1, op.n_expert - op.n_used)  # 1 for a token, 0 where all are wanted
+    return float(wanted * (few * (1.0 - hit) + (1.0 - few) * (1.0 - slots / op.n_expert)))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of one expert of a layer, ns; the fields of ExpertPolicy."""
+
+    upload: float
+    cpu: float
+    cpu_token: float
+    cpu_fixed: float
+
+    def policy(self, slots: int) -> ExpertPolicy:
+        return ExpertPolicy(
+            n_slots=slots, upload_ns=round(self.upload), cpu_ns=round(self.cpu), cpu_token_ns=round(self.cpu_token),
+            cpu_fixed_ns=round(self.cpu_fixed),
+        )  # fmt: skip
+
+
+def rates(layer: Layer, kernels: Kernels, machine: Machine, hop_ns: float) -> Rates:
+    """What the native part decides by: an expert over the link, or on the CPU."""
+    ops = layer.unit.experts
+    one = sum(kernels.experts("cpu", op, 1.0) / op.n_used for op in ops)
+    four = sum(kernels.experts("cpu", op, 4.0) / op.n_used for op in ops)
+    upload = 1e9 * layer.facts.expert_bytes / machine.link_bytes_s + machine.link_latency_ns
+    return Rates(upload, max(1.0, one), max(0.0, (four - one) / 3.0), 2.0 * hop_ns)
+
+
+def miss_ns(rates_: Rates, count: float, tokens: float) -> float:
+    """Shortest way to ``count`` missing experts: some uploaded, the others on the CPU beside that."""
+    uploads = count * rates_.upload
+    if tokens > FEW_TOKENS:
+        return uploads
+    on_cpu = rates_.cpu + (tokens - 1.0) * rates_.cpu_token
+    both = rates_.cpu_fixed + count / (1.0 / rates_.upload + 1.0 / on_cpu)
+    return min(uploads, both, rates_.cpu_fixed + count * on_cpu)
+
+
+def layer_ns(layer: Layer, rates_: Rates, point: TierPoint, slots: int, wait_ns: float) -> float:
+    """What a layer's misses add to its time on the device; ``wait_ns``: for the router's ids, once a layer."""
+    if slots >= layer.count:
+        return 0.0
+    absent = missing(layer.unit.experts[0], float(point.tokens), float(layer.coverage[slots]), slots)
+    return wait_ns + miss_ns(rates_, absent, float(point.tokens))
+
+
+def with_slots(
+    costs: Costs, found: Sequence[Layer], slots: Mapping[int, int], rates_: Sequence[Rates], wait_ns: float
+) -> Costs:
+    """Costs in which streamed experts come one by one: nothing is known of them before the router, so that nothing is
+    uploaded ahead; their misses are part of their own time."""
+    compute, busy, upload, share = (a.copy() for a in (costs.compute, costs.busy, costs.upload, costs.link_share))
+    for layer, rate in zip(found, rates_, strict=True):
+        for t, point in enumerate(costs.points):
+            alone = compute[t, RESIDENT, layer.at]
+            whole = alone + layer_ns(layer, rate, point, slots.get(layer.unit.index, 0), wait_ns)
+            for mode in (STREAM, STREAM_KV):
+                compute[t, mode, layer.at] = busy[t, mode, layer.at] = whole
+                upload[t, mode, layer.at] = 0.0
+                share[t, mode, layer.at] = max(0.05, alone / max(whole, 1e-9))  # the misses have the link meanwhile
+    pieces = costs.piece_bytes.copy()
+    for layer in found:  # the ring needs room for the window, not for whole matrices
+        pieces[layer.at] = min(int(pieces[layer.at]), WINDOW_PARTS // 2 * layer.facts.largest_expert_bytes)
+    which = _alike(costs.alike, found, slots)
+    return replace(costs, compute=compute, busy=busy, upload=upload, link_share=share, piece_bytes=pieces, alike=which)
+
+
+def _alike(alike: NDArray[np.int64], found: Sequence[Layer], slots: Mapping[int, int]) -> NDArray[np.int64]:
+    """Layers with other numbers of slots or other routing are not alike any more."""
+    keys: list[tuple[int, int, bytes]] = [(int(number), -1, b"") for number in alike]
+    for layer in found:
+        keys[layer.at] = (int(alike[layer.at]), slots.get(layer.unit.index, 0), layer.coverage.tobytes())
+    numbers: dict[tuple[int, int, bytes], int] = {}
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+
+
+def shared_out(
+    found: Sequence[Layer], rates_: Sequence[Rates], points: Sequence[TierPoint], weights: FloatArray, room_bytes: int
+) -> dict[int, int]:
+    """Slots by sub-layer index for so many bytes: one after the other where it saves most time a byte.
+
+    Greedy is best for one layer where hit rates grow ever more slowly, as those of the most used experts do. A layer
+    begins with as many as a token uses: fewer hold no step.
+    """
+    slots = {layer.unit.index: 0 for layer in found}
+    left, heap = room_bytes, []
+    for i, (layer, rate) in enumerate(zip(found, rates_, strict=True)):
+        heap.append(_next(i, layer, rate, points, weights, 0))
+    heapify(heap)
+    while heap:
+        _, i, more, size = heappop(heap)
+        layer = found[i]
+        if size > left:
+            continue
+        left -= size
+        slots[layer.unit.index] += more
+        if slots[layer.unit.index] < layer.count:
+            heappush(heap, _next(i, layer, rates_[i], points, weights, slots[layer.unit.index]))
+    return slots
+
+
+def _next(
+    i: int, layer: Layer, rate: Rates, points: Sequence[TierPoint], weights: FloatArray, have: int
+) -> tuple[float, int, int, int]:
+    """(minus ns saved a byte, layer, slots more, bytes more)."""
+    more = min(layer.count - have, layer.unit.experts[0].n_used if have == 0 else max(1, layer.count // 64))
+    size = layer.bytes_of(have + more) - layer.bytes_of(have)
+    saved = sum(
+        w * (layer_ns(layer, rate, p, have, 0.0) - layer_ns(layer, rate, p, have + more, 0.0))
+        for p, w in zip(points, weights.tolist(), strict=True)
+        if w > 0
+    )
+    return -saved / max(1, size), i, more, size

@@ -1,0 +1,139 @@
+"""Single experts: hit rates, misses, and how many slots a plan gives them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from xlm.protocol.link import CPU, RESIDENT, STREAM, DeviceFacts, ExpertStats, ModelFacts, Schedule
+from xlm_broker.planner.sharding import CardRates, ShardingPlanner
+from xlm_broker.planner.sharding.experts import coverage, missing
+from xlm_broker.planner.sharding.work import Experts
+
+from . import examples
+from .examples import MIB
+
+E, USED, LAYERS = 64, 8, 6
+CARD = CardRates(flops_s=20e12, memory_bytes_s=400e9, link_bytes_s=6e9)
+DEVICE = DeviceFacts(kind="sim", total_bytes=4 << 30, capabilities=["ring_across_steps", "expert_slots"])
+HPARAMS = {"n_embd": 1024, "n_head": 16, "n_head_kv": 4, "head_dim": 64, "n_expert": E, "n_expert_used": USED}
+
+
+def sparse() -> ModelFacts:
+    """Experts of 1 MiB each, as an engine tells of them."""
+    facts = examples.facts(LAYERS, experts=True, hparams=HPARAMS)
+    one = {"n_experts": E, "expert_bytes": MIB, "expert_overhead_bytes": 4096, "largest_expert_bytes": MIB // 2}
+    return replace(facts, sublayers=[replace(s, **one) if s.kind == "experts" else s for s in facts.sublayers])
+
+
+MODEL = sparse()
+LAYER = next(s for s in MODEL.sublayers if s.kind == "experts")
+
+
+def skewed(model: ModelFacts, power: float) -> list[ExpertStats]:
+    """Routing in which the n-th expert is used as n**-power."""
+    use = np.cumsum(np.arange(1, E + 1, dtype=np.float64) ** -power)
+    covered = np.round(255 * use / use[-1]).astype(np.uint8).tobytes()
+    subs = [s for s in model.sublayers if s.kind == "experts"]
+    return [ExpertStats(index=s.index, layer=s.layer, mode="slots", n_experts=E, covered=covered) for s in subs]
+
+
+@cache
+def plan(budget_bytes: int, power: float | None = None) -> Schedule:
+    planner = ShardingPlanner(card=CARD)
+    return planner.plan(
+        MODEL, DEVICE, budget_bytes, schedule_id=1, routing=[] if power is None else skewed(MODEL, power)
+    )
+
+
+def slot_bytes(schedule: Schedule) -> int:
+    subs = {s.index: s for s in MODEL.sublayers}
+    kept = [(subs[i], p.n_slots) for i, p in schedule.experts.items() if p.n_slots]
+    return sum(n * sub.expert_bytes + sub.expert_overhead_bytes for sub, n in kept)
+
+
+def held_bytes(schedule: Schedule) -> int:
+    """Counted from the tables alone."""
+    rows = [np.frombuffer(t.placement, dtype=np.uint8) for t in schedule.tiers]
+    total = schedule.reserve_bytes + slot_bytes(schedule)
+    for sub in MODEL.sublayers:
+        places = {int(row[sub.index]) for row in rows}
+        total += sub.device_bytes if RESIDENT in places else 0
+        total += sub.kv_bytes if places & {RESIDENT, STREAM} else 0
+    return total
+
+
+def test_hit_rates_even_and_measured() -> None:
+    even = coverage(LAYER, None)
+    assert even[0] == 0
+    assert even[E // 2] == pytest.approx(0.5)
+    steep = coverage(LAYER, skewed(MODEL, 1.5)[0])
+    assert steep[8] > 0.7 > even[8]
+    assert steep[-1] == 1.0
+    assert (np.diff(steep) >= 0).all()
+    short = ExpertStats(index=LAYER.index, layer=0, mode="slots", n_experts=E, covered=b"\x10")
+    assert (coverage(LAYER, short) == even).all(), "figures of another model say nothing"
+
+
+def test_misses_of_small_and_large_steps() -> None:
+    op = Experts("Q8_0", 1024, 512, E, USED, 1e6)
+    assert missing(op, 1, 0.75, 16) == pytest.approx(USED * 0.25)
+    assert missing(op, 4096, 0.75, 16) == pytest.approx(E - 16, rel=0.01)  # every expert is wanted
+    assert missing(op, 1, 1.0, E) == 0
+    many = [missing(op, t, 0.75, 16) for t in (1, 4, 16, 64)]
+    assert many == sorted(many)
+
+
+@settings(max_examples=8, deadline=None)
+@given(share=st.floats(0.0, 1.2), power=st.one_of(st.none(), st.floats(0.0, 2.0)))
+def test_never_above_the_budget(share: float, power: float | None) -> None:
+    whole = sum(s.device_bytes + s.kv_bytes for s in MODEL.sublayers)
+    budget = int(share * whole)
+    schedule = plan(budget, power)
+    assert held_bytes(schedule) <= budget
+    assert schedule.resident_bytes + schedule.reserve_bytes == held_bytes(schedule)
+    assert schedule.expert_window_bytes <= schedule.ring_bytes
+    for index, policy in schedule.experts.items():
+        assert any(tier.placement[index] == STREAM for tier in schedule.tiers)
+        assert 0 <= policy.n_slots <= E
+        assert policy.upload_ns > 0
+        assert policy.cpu_ns > 0
+
+
+def test_slots_where_few_experts_do_most_of_the_work() -> None:
+    steep = plan(160 * MIB, 1.5)
+    assert slot_bytes(steep) > 0
+    assert all(policy.n_slots >= USED for policy in steep.experts.values() if policy.n_slots)
+    even = plan(160 * MIB, 0.0)
+    assert steep.predicted["decode_tps"] > 1.2 * even.predicted["decode_tps"]
+
+
+def test_everything_resident_needs_no_slots() -> None:
+    schedule = plan(2 << 30, 1.5)
+    assert schedule.experts == {}
+    assert all(tier.placement[LAYER.index] == RESIDENT for tier in schedule.tiers)
+
+
+def test_an_engine_without_slots_gets_none() -> None:
+    device = replace(DEVICE, capabilities=[])
+    schedule = ShardingPlanner(card=CARD).plan(MODEL, device, 160 * MIB, schedule_id=1, routing=skewed(MODEL, 1.5))
+    assert schedule.experts == {}
+    assert schedule.expert_window_bytes == 0
+
+
+@settings(max_examples=8, deadline=None)
+@given(share=st.floats(0.0, 1.0))
+def test_a_shrink_gives_up_slots_alike(share: float) -> None:
+    planner, old = ShardingPlanner(card=CARD), plan(160 * MIB, 1.5)
+    budget = int(share * 160 * MIB)
+    fewer = planner.shrink_plan(MODEL, DEVICE, old, budget, schedule_id=2)
+    assert held_bytes(fewer) <= budget
+    for index, policy in fewer.experts.items():
+        assert policy.n_slots <= old.experts[index].n_slots
+    if share == 0.0:
+        assert all(place == CPU for tier in fewer.tiers for place in tier.placement)
