@@ -221,7 +221,7 @@ class Schedules:
         if asked is None or until_ns is None or self._core.now_ns < until_ns:
             return
         self._patient_until_ns = None
-        if self._engine.ready:
+        if self._engine.ready and (self.sent is None or self.sent.budget_bytes != asked.budget_bytes):
             self._core.log("warning", "planner_slow", budget_bytes=asked.budget_bytes)
             self._without(asked.budget_bytes)
 

@@ -27,6 +27,7 @@ from .kernels import Kernels
 from .work import Experts, ModelWork, Unit
 
 FEW_TOKENS: Final = 4  # steps of up to so many may compute misses on the CPU
+PART_PADDING_BYTES: Final = 4096  # alignment, and what kernels read beyond a matrix
 WINDOW_PARTS: Final = 4  # experts in the window at once: one computes while the next ones are uploaded
 
 
@@ -132,7 +133,7 @@ def with_slots(
                 share[t, mode, layer.at] = max(0.05, alone / max(whole, 1e-9))  # the misses have the link meanwhile
     pieces = costs.piece_bytes.copy()
     for layer in found:  # the ring needs room for the window, not for whole matrices
-        pieces[layer.at] = min(int(pieces[layer.at]), WINDOW_PARTS // 2 * layer.facts.largest_expert_bytes)
+        pieces[layer.at] = WINDOW_PARTS // 2 * (layer.facts.largest_expert_bytes + PART_PADDING_BYTES)
     which = _alike(costs.alike, found, slots)
     return replace(costs, compute=compute, busy=busy, upload=upload, link_share=share, piece_bytes=pieces, alike=which)
 

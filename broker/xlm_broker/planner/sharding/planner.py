@@ -17,7 +17,7 @@ from xlm_broker.planner.memory import minimum_device_bytes, unified_demand
 from xlm_broker.planner.report import summarise
 
 from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT, STREAM, STREAM_KV, Capabilities
-from .experts import WINDOW_PARTS
+from .experts import PART_PADDING_BYTES, WINDOW_PARTS
 from .facts import work_from_facts
 from .kernels import Kernels
 from .machine import guessed_machine, profiled_machine
@@ -238,10 +238,14 @@ def to_schedule(plan: Plan, model: ModelFacts, budget_bytes: int, schedule_id: i
 
 
 def _window_bytes(plan: Plan) -> int:
-    """Part of the ring for experts without a slot; at least two of their largest matrices, or none."""
-    ring, largest = plan.solution.ring_bytes, plan.largest_expert_bytes
-    wanted = max(2 * largest, min(ring // 2, 2 * WINDOW_PARTS * largest))
-    return wanted if plan.used and plan.experts and 0 < wanted <= ring else 0
+    """Part of the ring for experts without a slot: all of it where nothing else is streamed, else half."""
+    if not plan.used or not plan.experts:
+        return 0
+    part = plan.largest_expert_bytes + PART_PADDING_BYTES
+    streamed = ((plan.solution.modes == STREAM) | (plan.solution.modes == STREAM_KV)).any(axis=0)
+    alone = all(unit.index in plan.experts for unit, one in zip(plan.planning.work.units, streamed, strict=True) if one)
+    ring = plan.solution.ring_bytes
+    return ring if alone else min(ring, max(WINDOW_PARTS * part, ring // 2))
 
 
 def _tiers(plan: Plan) -> list[Tier]:
