@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from tests.unit.state.world import CARD, GAME, MIB, MS, BudgetSettings, Limits, World
 from xlm.protocol import link, messages
 from xlm.protocol.images import upload_key
+from xlm_broker.planner import PriorityPlanner
 from xlm_broker.state import actions, events
 
 CLIENTS = st.sampled_from([b"a", b"b", b"c", b"d"])
@@ -32,8 +36,8 @@ TERMINAL = (
 class Everything(RuleBasedStateMachine):
     """Up to four games against a limit of three, one engine that obeys late, dies and comes back."""
 
-    @initialize(budget=BUDGETS, loaded=st.sampled_from([True, True, True, False]))
-    def start(self, budget: BudgetSettings, loaded: bool) -> None:
+    @initialize(budget=BUDGETS, loaded=st.sampled_from([True, True, True, False]), finds=st.booleans())
+    def start(self, budget: BudgetSettings, loaded: bool, finds: bool) -> None:
         limits = Limits(
             max_clients=3,
             max_sessions=3,
@@ -46,7 +50,7 @@ class Everything(RuleBasedStateMachine):
             max_uploads=2,
             max_image_store_bytes=96,
         )
-        self.world = World(budget=budget, limits=limits, model=MODEL)
+        self.world = World(budget=budget, limits=limits, model=MODEL, find_plans=finds)
         self.world.engine.auto = False
         self.asked: dict[int, bytes] = {}  # request id -> client
         self.excused: set[int] = set()  # its client's lease ended before the answer
@@ -274,6 +278,18 @@ class Everything(RuleBasedStateMachine):
             self.ping(b"b")
             while self.world.engine.unconfirmed:
                 self.confirm()
+
+    @rule(data=st.data(), final=st.booleans(), how=st.sampled_from(["well", "well", "over", "short", "fails"]))
+    def plan_found(self, data: st.DataObject, final: bool, how: str) -> None:
+        """For the last request or an old one; as it should be, over its budget, of another model, or not at all."""
+        wanted = [action for action in self.world.done if isinstance(action, actions.FindPlan)]
+        if not wanted:
+            return
+        request = data.draw(st.sampled_from(wanted[-3:]))
+        found = PriorityPlanner().plan(request.model, request.device, request.budget_bytes, schedule_id=0)
+        wrong: dict[str, Any] = {"over": {"resident_bytes": request.budget_bytes + 1}, "short": {"tiers": []}}
+        made = None if how == "fails" else replace(found, **wrong.get(how, {}))
+        self.world.handle(events.Planned(request.request_id, made, final))
 
     @rule(client=CLIENTS, seconds=st.sampled_from([9, 70]))
     def long_time_passes(self, client: bytes, seconds: int) -> None:
