@@ -151,6 +151,7 @@ def test_it_runs_at_low_priority(tmp_path: Path) -> None:
         rig.ask(1)
         await rig.final(1)
         (child,) = [c for c in psutil.Process().children() if "planning_process" in " ".join(c.cmdline())]
-        assert os.getpriority(os.PRIO_PROCESS, child.pid) > os.getpriority(os.PRIO_PROCESS, 0)
+        lowest, here = 19, os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, child.pid) > min(here, lowest - 1)
 
     run(tmp_path, play)
