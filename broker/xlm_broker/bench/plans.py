@@ -62,7 +62,9 @@ class Planned:
 
     def predicted(self, schedule: Schedule, n_ubatch: int) -> Times:
         """What the timing model says of a schedule."""
-        return self._times(lambda n, depth: predicted_step(self.planning, schedule, n, depth).total, n_ubatch)
+        return self._times(
+            lambda n, depth: predicted_step(self.planning, schedule, n, depth, self.facts).total, n_ubatch
+        )
 
     def _times(self, step: Callable[[int, int], float], n_ubatch: int) -> Times:
         """From the very steps that are measured."""
@@ -90,6 +92,7 @@ def fingerprint(schedule: Schedule) -> str:
         "tiers": [(t.max_tokens, t.placement) for t in schedule.tiers],
         "priority": schedule.priority,
         "memory": (schedule.budget_bytes, schedule.ring_bytes, schedule.reserve_bytes),
+        "experts": (sorted(schedule.experts.items()), schedule.expert_window_bytes),
     }
     return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()[:16]
 

@@ -6,20 +6,27 @@ import numpy as np
 
 from xlm.protocol.link import CPU as PLACE_CPU
 from xlm.protocol.link import RESIDENT as PLACE_RESIDENT
-from xlm.protocol.link import Schedule
+from xlm.protocol.link import ModelFacts, Schedule
 
 from .costs import CPU, RESIDENT, STREAM, Costs, TierPoint, build_costs
 from .pipeline import ModeArray, StepTrace, trace_step
 from .plan import Planning
+from .slots import ExpertPlans
 
 
-def predicted_step(planning: Planning, schedule: Schedule, tokens: int, depth: int) -> StepTrace:
+def predicted_step(
+    planning: Planning, schedule: Schedule, tokens: int, depth: int, model: ModelFacts | None = None
+) -> StepTrace:
     """One step of ``tokens`` with ``depth`` positions in the cache; times in ns. The step before it was alike.
 
-    ``schedule`` is one of this model's; where its tier does without the device, all is on the CPU.
+    ``schedule`` is one of this model's; where its tier does without the device, all is on the CPU. ``model``: for a
+    schedule that keeps experts one by one; an even router is assumed.
     """
     tier = next((t for t in schedule.tiers if tokens <= t.max_tokens), schedule.tiers[-1])
     costs = costs_at(planning, tokens, depth)
+    if model is not None and schedule.experts:
+        slots = {index: policy.n_slots for index, policy in schedule.experts.items()}
+        costs = ExpertPlans(planning, model, ()).costs_with(costs, slots)
     return trace_step(costs, 0, modes_of(planning, tier.placement), costs.ring_ns(schedule.ring_bytes))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from xlm.protocol.link import ExpertStats, ModelFacts
 
-from .costs import EVERYTHING, STREAM, STREAM_KV
+from .costs import EVERYTHING, STREAM, STREAM_KV, Costs
 from .experts import Layer, Rates, layers, rates, shared_out, with_slots
 from .plan import Plan, Planning, make_plan
 from .problem import search_efforts
@@ -32,8 +32,11 @@ class ExpertPlans:
     def _with(self, slots: dict[int, int]) -> Planning:
         if not self.layers:
             return self._plain
-        costs = with_slots(self._plain.costs, self.layers, slots, self._rates, self._wait_ns)
-        return replace(self._plain, costs=costs)
+        return replace(self._plain, costs=self.costs_with(self._plain.costs, slots))
+
+    def costs_with(self, costs: Costs, slots: dict[int, int]) -> Costs:
+        """The same costs, with so many slots for each layer (by sub-layer index)."""
+        return with_slots(costs, self.layers, slots, self._rates, self._wait_ns)
 
     def best(self, plan: Plan, budget_bytes: int, effort: int | None, enough: Callable[[], bool]) -> Plan:
         """``plan`` (made without slots) or a better one with them: each share is looked at briefly, the best well."""

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from xlm.protocol.link import CPU, RESIDENT, STREAM, DeviceFacts, ExpertStats, ModelFacts, Schedule
 from xlm_broker.planner.sharding import CardRates, ShardingPlanner
 from xlm_broker.planner.sharding.experts import coverage, missing
+from xlm_broker.planner.sharding.predict import predicted_step
 from xlm_broker.planner.sharding.work import Experts
 
 from . import examples
@@ -111,6 +112,16 @@ def test_slots_where_few_experts_do_most_of_the_work() -> None:
     assert all(policy.n_slots >= USED for policy in steep.experts.values() if policy.n_slots)
     even = plan(160 * MIB, 0.0)
     assert steep.predicted["decode_tps"] > 1.2 * even.predicted["decode_tps"]
+
+
+def test_a_step_by_a_schedule_with_slots_is_predicted_with_them() -> None:
+    planner, schedule = ShardingPlanner(card=CARD), plan(160 * MIB)
+    planning = planner.planning(MODEL, DEVICE)
+    step = next(t for t in schedule.tiers if any(t.placement[i] == STREAM for i in schedule.experts))
+    fewer = replace(schedule, experts={i: replace(p, n_slots=0) for i, p in schedule.experts.items()})
+    more = replace(schedule, experts={i: replace(p, n_slots=E - 1) for i, p in schedule.experts.items()})
+    slow, fast = (predicted_step(planning, one, step.max_tokens, 64, MODEL).total for one in (fewer, more))
+    assert fast < slow
 
 
 def test_everything_resident_needs_no_slots() -> None:
