@@ -64,7 +64,7 @@ class Bench:
     def __init__(self, path: Path, n_tokens: int) -> None:
         sim = link.SimConfig(vram_bytes=1 << 30, link_bytes_per_s=LINK_BYTES_S, link_latency_ns=8000.0)
         self.device: Final = open_device(link.DeviceConfig(kind="sim", sim=sim), 1 << 30, N_THREADS)
-        config = link.ModelConfig(path=str(path), n_ctx=512, n_sessions=1, n_ubatch=N_PROMPT)
+        config = link.ModelConfig(path=str(path), n_ctx=512, n_sessions=1, n_ubatch=64)
         self.runtime: Final = Runtime(self.device, config, N_THREADS, LlamaLog(), lambda _fraction: True)
         self.layers: Final = self.device.sublayers()
         rng = np.random.default_rng(5)

@@ -152,7 +152,7 @@ std::vector<ExpertGroup> find_expert_groups(const ggml_cgraph & graph, GraphInfo
 
 ExpertScratch expert_scratch(const ExpertGroup & group) {
     ExpertScratch scratch;
-    scratch.pairs_per_pass = std::min(group.n_pairs(), kMaxPairs);
+    scratch.pairs_per_pass = std::clamp(group.n_pairs(), 1U, kMaxPairs); // a prompt without outputs has none at its end
     uint64_t row_bytes = 0, result_bytes = 0;
     for (const ExpertMatmul & matmul : group.matmuls) {
         const ggml_tensor * weight = matmul.weight->tensor;
