@@ -41,7 +41,16 @@ WHOLE: Final = -1  # whole tensors through the ring, as for any other weight
 
 def shape_of(skew: float) -> MoeShape:
     return MoeShape(
-        n_layer=6, n_embd=512, n_head=8, n_kv_head=4, n_expert=64, n_used=8, n_ff=256, skew=skew, quantised=True
+        n_layer=6,
+        n_embd=512,
+        n_head=8,
+        n_kv_head=4,
+        n_expert=64,
+        n_used=8,
+        n_ff=256,
+        skew=skew,
+        mixing=0.3,
+        quantised=True,
     )
 
 

@@ -30,6 +30,7 @@ class MoeShape:
     n_used: int = 3
     n_ff: int = 64
     skew: float = 0.5
+    mixing: float = 2.0  # how much a layer adds to the residual stream; much of it makes all tokens alike
     quantised: bool = False  # experts as Q8_0 and Q4_0 instead of F16
 
     @property
@@ -100,7 +101,7 @@ class _Weights:
 
     def all(self) -> dict[str, Matrix]:
         n_embd = self._shape.n_embd
-        embedding = self._matrix(self._n_vocab, n_embd, 8.0) + 0.9 * self._liked
+        embedding = self._matrix(self._n_vocab, n_embd, np.sqrt(n_embd)) + 0.9 * self._liked
         tensors: dict[str, Any] = {
             "token_embd.weight": embedding.astype(np.float32),
             "output_norm.weight": np.ones(n_embd, dtype=np.float32),
@@ -130,7 +131,7 @@ class _Weights:
             "attn_q.weight": self._matrix(shape.n_embd, shape.n_embd),
             "attn_k.weight": self._matrix(kv, shape.n_embd),
             "attn_v.weight": self._matrix(kv, shape.n_embd),
-            "attn_output.weight": self._matrix(shape.n_embd, shape.n_embd),
+            "attn_output.weight": self._matrix(shape.n_embd, shape.n_embd, shape.mixing),
         }
         if shape.architecture == "qwen3moe":
             one = np.ones(shape.head_dim, dtype=np.float32)
@@ -154,7 +155,7 @@ class _Weights:
             "ffn_gate_inp.weight": router.astype(np.float32),
             "ffn_gate_exps.weight": self._many(shape.n_ff, shape.n_embd),
             "ffn_up_exps.weight": self._many(shape.n_ff, shape.n_embd),
-            "ffn_down_exps.weight": self._many(shape.n_embd, shape.n_ff),
+            "ffn_down_exps.weight": self._many(shape.n_embd, shape.n_ff) * np.float32(shape.mixing / 2),
         }
         if shape.shared:
             parts |= self._dense("_shexp")
