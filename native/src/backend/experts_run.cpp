@@ -255,7 +255,9 @@ ExpertRunner::Result ExpertRunner::submit_passes(Step & step) {
 void ExpertRunner::make_batches(Step & step) {
     if (!step.decision.in_slots.empty()) step.batches.push_back({true, step.decision.in_slots, {}});
     const std::vector<uint32_t> & streamed = step.decision.in_window;
-    const size_t most = core_.cache.window.experts_per_part(largest_expert_bytes(*step.group.sublayer));
+    // The plan saw to it that there is a window where one may be needed.
+    const size_t most =
+        std::max<size_t>(1, core_.cache.window.experts_per_part(largest_expert_bytes(*step.group.sublayer)));
     for (size_t begin = 0; begin < streamed.size(); begin += most) {
         const size_t end = std::min(streamed.size(), begin + most);
         step.batches.push_back({false,
@@ -329,6 +331,7 @@ ExpertRunner::Result ExpertRunner::run_batch(Step & step, const ExpertMatmul & m
     if (interrupted()) return Result::interrupted;
     ggml_tensor streamed{};
     ExpertWindow & window = core_.cache.window;
+    if (!batch.in_slots && !window.present()) return Result::lost;
     if (!batch.in_slots && !window.upload(*matmul.weight, batch.experts, streamed)) return Result::lost;
     ggml_tensor & matrix = batch.in_slots ? step.state.compact[matmul.index] : streamed;
     for (const auto & pairs : batch.launches)

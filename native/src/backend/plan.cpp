@@ -228,16 +228,29 @@ private:
         for (size_t g = 0; g < info_.experts.size(); g++) {
             const ExpertGroup & group = info_.experts[g];
             if (!may_go_by_expert(group) || group.sublayer->copy) continue;
-            const bool slots = group.sublayer->experts->policy.n_slots > 0 &&
-                               cache_.place_slots(*group.sublayer, limits_.reserve_bytes);
-            const uint32_t n_slots = slots ? group.sublayer->experts->map.n_slots() : 0;
-            const uint32_t n_needed = std::min(group.n_pairs(), group.sublayer->experts->n_experts);
-            const bool fits = n_slots >= n_needed && n_slots >= group.n_used;
+            if (group.sublayer->experts->policy.n_slots > 0) cache_.place_slots(*group.sublayer, limits_.reserve_bytes);
             plan_.experts[g].by_expert =
-                fits || cache_.place_window(limits_.window_bytes, largest_expert_bytes(*group.sublayer));
+                slots_suffice(group) ||
+                cache_.place_window(limits_.window_bytes, largest_expert_bytes(*group.sublayer));
             if (plan_.experts[g].by_expert) by_expert_.insert(group.sublayer);
         }
         settle_experts();
+    }
+
+    // No step of this graph can need more experts than there are slots.
+    static bool slots_suffice(const ExpertGroup & group) {
+        const uint32_t n_slots = group.sublayer->experts->map.n_slots();
+        return n_slots >= group.n_used && n_slots >= std::min(group.n_pairs(), group.sublayer->experts->n_experts);
+    }
+
+    // Slots that were dropped to make room may have been all there was.
+    void keep_experts_with_place() {
+        for (size_t g = 0; g < info_.experts.size(); g++) {
+            const ExpertGroup & group = info_.experts[g];
+            const bool window = cache_.window.experts_per_part(largest_expert_bytes(*group.sublayer)) > 0;
+            if (plan_.experts[g].by_expert && !window && !slots_suffice(group))
+                device_units_[static_cast<size_t>(group.unit)] = 0;
+        }
     }
 
     // All units of a sub-layer go the same way; its weights need no other place then.
@@ -324,10 +337,9 @@ private:
 
     // The cuts take more scratch than the reserve foresaw: one copy less, or nothing on the device at all.
     void make_room() {
-        if (cache_.drop_least())
-            keep_copied_or_streamed();
-        else
-            device_units_.assign(needs_.size(), 0);
+        if (!cache_.drop_least()) return device_units_.assign(needs_.size(), 0);
+        keep_copied_or_streamed();
+        keep_experts_with_place();
     }
 
     void mark_nodes() {
