@@ -153,13 +153,15 @@ def table(rows: Sequence[dict[str, Any]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--skew", type=float, default=1.0)
+    parser.add_argument("--skew", type=float, default=0.5)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     rows = measure(options.skew, 16 if options.quick else 96)
     print("\n".join(table(rows)))
     if options.json is not None:
-        options.json.write_text(json.dumps({"skew": options.skew, "rows": rows}, indent=1), encoding="utf-8")
+        options.json.write_text(
+            json.dumps({"skew": options.skew, "rows": rows, "table": table(rows)}, indent=1), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import platform
 import sys
 import time
@@ -29,6 +30,10 @@ from tests.bench import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
+PARTS = (
+    *("reclaim", "throughput", "host_memory", "pacing", "client", "overlap"),
+    *("experts", "stock", "vision", "prediction"),
+)
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
@@ -84,6 +89,15 @@ def memory_rows(r: dict[str, Any]) -> list[str]:
     ]
 
 
+def experts_apart(quick: bool) -> dict[str, Any]:
+    """In a process of its own: a process opens the cache device once."""
+    path = ROOT / "build/bench/experts.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    words = [sys.executable, "-m", "tests.bench.experts", "--json", str(path), *(["--quick"] if quick else [])]
+    subprocess.run(words, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return dict(json.loads(path.read_text()))
+
+
 def document(results: dict[str, Any]) -> list[str]:
     lines = [f"Machine: {results['machine']}. Measured {results['date']} with `make bench`.", ""]
     titles = {
@@ -93,6 +107,7 @@ def document(results: dict[str, Any]) -> list[str]:
         "pacing": ("Frame times beside generation, by frame feedback", pacing.rows),
         "client": ("Calls of libxlm on the game's thread", client_calls.rows),
         "overlap": ("Copies beside computing (modelled)", lambda result: overlap.rows(result["rows"])),
+        "experts": ("Experts one by one: traffic by number of slots", lambda result: result["table"]),
         "stock": ("Against stock llama.cpp (modelled cards)", against_stock.rows),
         "vision": ("Images: device memory of a request, small Qwen2.5-VL-style model", vision.rows),
         "prediction": ("Predicted against measured step times", prediction.table),
@@ -113,8 +128,7 @@ def rewrite(path: Path, lines: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds; does not touch docs/")
-    names = ("reclaim", "throughput", "host_memory", "pacing", "client", "overlap", "stock", "vision", "prediction")
-    parser.add_argument("--only", choices=names)
+    parser.add_argument("--only", choices=PARTS)
     options = parser.parse_args()
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "reclaim": lambda: reclaim.measure(20 if options.quick else 200),
@@ -123,6 +137,7 @@ def main() -> None:
         "pacing": lambda: pacing.measure(options.quick),
         "client": client_calls.measure,
         "overlap": lambda: {"rows": overlap.measured(options.quick)},
+        "experts": lambda: experts_apart(options.quick),
         "stock": lambda: against_stock.measure(options.quick),
         "vision": lambda: vision.measure(options.quick),
         "prediction": lambda: prediction.measured(options.quick),
