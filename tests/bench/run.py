@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable
