@@ -55,7 +55,11 @@ struct ExpertRunner::Step {
     std::vector<int32_t> tokens, pairs, local_ids; // by launch: row of a token, row of a pair, expert at hand
 
     bool cpu_possible() const { return group.by_row && group.n_tokens <= kMaxCpuTokens && state.policy.cpu_ns > 0; }
-    bool is_matmul(int node) const { return matmul_at(node) != nullptr; }
+    // Another group of the same experts later in the graph would find slots whose upload is not waited for.
+    bool only_of_its_layer() const {
+        return std::count_if(info.experts.begin(), info.experts.end(),
+                             [&](const ExpertGroup & other) { return other.sublayer == group.sublayer; }) == 1;
+    }
     const ExpertMatmul * matmul_at(int node) const {
         for (const ExpertMatmul & matmul : group.matmuls)
             if (matmul.node == node) return &matmul;
@@ -130,7 +134,7 @@ void ExpertRunner::decide(Step & step) {
     const xlm_expert_policy & policy = step.state.policy;
     step.demand.n_cpu_pairs_max = step.cpu_possible() ? kMaxCpuPairs : 0;
     const bool time_left = behind_ns_ + policy.upload_ns <= last_graph_ns_ / 2;
-    step.demand.n_behind_max = step.cpu_possible() && time_left ? 1 : 0;
+    step.demand.n_behind_max = step.cpu_possible() && time_left && step.only_of_its_layer() ? 1 : 0;
     const std::lock_guard<std::mutex> lock(step.state.mutex);
     step.state.scores.note(step.demand.pairs, step.group.n_tokens);
     step.decision = decide_experts(step.state.map, step.state.scores.values(), step.demand, policy);
