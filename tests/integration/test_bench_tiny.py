@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from xlm.protocol.link import DeviceConfig
 from xlm_broker import profiler
 from xlm_broker.bench import run as bench_run
+from xlm_broker.bench import sweep as bench_sweep
 from xlm_broker.bench.cards import FEW, MANY, SIDE
 from xlm_broker.cli.bench import bench
 from xlm_broker.planner.sharding.profile import KernelPoint
@@ -23,7 +24,7 @@ APP = typer.Typer()
 APP.command()(bench)
 
 THREADS = 1
-CASE = ["--models", "tiny", "--cards", "mid", "--budgets", "0.3,1.1", "--prompts", "64", "--depths", "512"]
+CASE = ["--models", "tiny,tiny_moe", "--cards", "mid", "--budgets", "0.3,1.1", "--prompts", "64", "--depths", "512"]
 
 
 @pytest.fixture
@@ -63,10 +64,11 @@ def test_a_tiny_case_end_to_end_and_again(folder: Path, monkeypatch: pytest.Monk
     rows, picture = folder / "rows.json", folder / "rows.png"
     printed = invoke(folder, "--json", str(rows), "--picture", str(picture))
     result = json.loads(rows.read_text())
-    assert len(result["rows"]) == 2
+    assert len(result["rows"]) == 4
     for row in result["rows"]:
         check_row(row)
     assert "tiny, mid" in printed
+    assert "tiny_moe, mid" in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
 
     def nothing_is_measured_again(*_: object, **__: object) -> None:
@@ -75,6 +77,7 @@ def test_a_tiny_case_end_to_end_and_again(folder: Path, monkeypatch: pytest.Monk
     # The profile was cut short: how far it has come is a matter of the machine, and more of it would change the plans.
     monkeypatch.setattr(profiler, "measure", lambda *_: None)
     monkeypatch.setattr(bench_run, "time_steps", nothing_is_measured_again)
+    monkeypatch.setattr(bench_sweep, "time_steps", nothing_is_measured_again)
     invoke(folder, "--json", str(rows))
     again = json.loads(rows.read_text())
     figures = [(row["ours"], row["ngl"], row["static"]) for row in result["rows"]]

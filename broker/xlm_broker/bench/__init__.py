@@ -4,6 +4,7 @@ cards      three modelled cards, scaled to this machine
 grid       which cases there are
 limit      the shortest step that rates and memory allow
 statics    settings of stock llama.cpp, and the best of them for a budget
+sweep      measures them
 plans      our schedules, and the pure kinds of the paper
 child      the measuring processes (xlm_engine.bench)
 store      what was measured, kept and resumed

@@ -57,6 +57,13 @@ class Grid:
         """A prompt longer than the depth it leads to cannot be: those pairs do not exist."""
         return [Work(p, d) for d in self.depths for p in self.prompts if p <= d]
 
+    def survey(self) -> list[Work]:
+        """The shallowest and the deepest, with the middle prompt: enough to tell which kinds of settings can win."""
+        works = sorted(self.works(), key=lambda work: (work.depth, work.prompt))
+        ends = [[work for work in works if work.depth == depth] for depth in (works[0].depth, works[-1].depth)]
+        chosen = [some[len(some) // 2] for some in ends]
+        return chosen[:1] if chosen[0] == chosen[1] else chosen
+
     def contexts(self) -> list[int]:
         return sorted({work.n_ctx for work in self.works()})
 

@@ -13,7 +13,7 @@ from xlm.errors import ModelError, XlmError
 from xlm_broker.config import demo_model
 from xlm_broker.gguf_facts import read_header
 
-WRITTEN: Final = ("dense", "moe", "tiny")
+WRITTEN: Final = ("dense", "moe", "tiny", "tiny_moe")
 WRITE_TIMEOUT_S: Final = 600.0
 
 

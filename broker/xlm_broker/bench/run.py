@@ -4,43 +4,29 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from math import inf, isfinite
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from xlm.errors import ModelError
 from xlm.protocol.link import DeviceFacts, ModelFacts, Schedule
 from xlm_broker import broker_version
 from xlm_broker.bench.cards import Rates
 from xlm_broker.bench.exact import exact_check
 from xlm_broker.bench.grid import DECODE_TOKENS, UBATCH, Case, Grid, Work
-from xlm_broker.bench.measure import Lazy, Step, StepTimes, name_of, steps_of, time_steps, times_of
+from xlm_broker.bench.measure import Lazy, name_of, steps_of, time_steps, times_of
 from xlm_broker.bench.models import BenchModel, bench_model
 from xlm_broker.bench.plans import KINDS, Planned, fingerprint, placements
 from xlm_broker.bench.profiles import Cards, machine_threads, profiled_cards
-from xlm_broker.bench.statics import (
-    Best,
-    Family,
-    Measured,
-    Setting,
-    Surveyed,
-    Times,
-    best,
-    families,
-    shortlist,
-    without_device,
-)
+from xlm_broker.bench.statics import Best, Measured, Times, best
 from xlm_broker.bench.store import Store
+from xlm_broker.bench.sweep import LEAST_LIMIT_S, PATIENCE, SLOWEST_S, Candidate, Sweep
 
 VRAM_BYTES: Final = 8 << 30  # of the virtual card: never what limits; budgets are
-PATIENCE: Final = 3.0  # a prefill step is given up when it takes so many times the best known
-SLOWEST_S: Final = 20.0
-LEAST_LIMIT_S: Final = 0.5
 NS_PER_MS: Final = 1e6
 Say = Callable[[str], None]
 
@@ -124,142 +110,31 @@ class ModelBench:
         self.cards: Cards = self.bench.cards
         self.rates: list[Rates] = list(self.cards.rates.values())
         self.store: Store = self.bench.store
-        self.known: dict[tuple[str, str], float] = {}  # (card, step) -> least ns so far
         self.cases: list[Case] = list(self.grid.cases(self.model.name, self.model.path.stat().st_size))
+        self.sweep = Sweep(
+            self.grid, self.model, self.rates, self.bench.threads, self.store, self._key, self.bench._tell
+        )
 
     def run(self) -> list[dict[str, Any]]:
         budgets = sorted({case.budget_bytes for case in self.cases})
         with Lazy("stock", self.bench.threads, VRAM_BYTES) as stock:
-            candidates = self._sweep(stock, budgets)
+            candidates = self.sweep.run(stock, budgets)
         with Lazy("ours", self.bench.threads, VRAM_BYTES) as ours:
-            return [
-                row
-                for n_ctx in self.grid.contexts()
-                for row in self._rows_of_context(ours, n_ctx, candidates)
-            ]  # fmt: skip
+            contexts = self.grid.contexts()
+            return [row for n_ctx in contexts for row in self._rows_of_context(ours, n_ctx, candidates[n_ctx])]
 
     def _key(self, *parts: object) -> tuple[object, ...]:
         return self.bench.key(self.model.name, self.model.path.stat().st_size, *parts)
 
-    # -- stock llama.cpp
-
-    def _sweep(self, stock: Lazy, budgets: list[int]) -> dict[int, list[tuple[Setting, bool, int, StepTimes]]]:
-        """By context: every setting that was measured there, with its memory and its steps."""
-        surveyed, found = self._survey(stock)
-        for n_ctx in self.grid.contexts():
-            works = [work for work in self.grid.works() if work.n_ctx == n_ctx]
-            at: list[tuple[str, object]] = [(rates.name, work) for rates in self.rates for work in works]
-            chosen = {(f.name, k): (f, k) for b in budgets for f, k in shortlist(surveyed, n_ctx, b, at)}
-            self.bench._tell(f"{self.model.name}: {len(chosen)} settings of stock llama.cpp, context {n_ctx}")
-            for family, k in chosen.values():
-                for budget in [b for b in budgets if (family.name, k) in
-                               {(f.name, n) for f, n in shortlist(surveyed, n_ctx, b, at)}]:  # fmt: skip
-                    self._fitted(stock, family, k, n_ctx, budget, works, found[n_ctx])
-        return found
-
-    def _survey(self, stock: Lazy) -> tuple[list[Surveyed], dict[int, list[tuple[Setting, bool, int, StepTimes]]]]:
-        found: dict[int, list[tuple[Setting, bool, int, StepTimes]]] = {n: [] for n in self.grid.contexts()}
-        surveyed, works = [], self.grid.works()
-        for family in families(self.model.n_layer, self.model.n_expert > 0):
-            self.bench._tell(f"{self.model.name}: survey of {family.name}")
-            ends = [self._surveyed_end(stock, family, k, works, found) for k in (0, family.top)]
-            surveyed.append(Surveyed(family, (ends[0][0], ends[1][0]), (ends[0][1], ends[1][1])))
-        for setting in without_device():
-            self._surveyed_setting(stock, setting, True, works, found)
-        return surveyed, found
-
-    def _surveyed_end(
-        self, stock: Lazy, family: Family, k: int, works: list[Work],
-        found: dict[int, list[tuple[Setting, bool, int, StepTimes]]],
-    ) -> tuple[dict[int, int], dict[tuple[str, object], Times]]:  # fmt: skip
-        return self._surveyed_setting(stock, family.make(k), family.plain, works, found)
-
-    def _surveyed_setting(
-        self, stock: Lazy, setting: Setting, plain: bool, works: list[Work],
-        found: dict[int, list[tuple[Setting, bool, int, StepTimes]]],
-    ) -> tuple[dict[int, int], dict[tuple[str, object], Times]]:  # fmt: skip
-        """Timed in the longest context: a step's time depends on the depth, not on the context's length."""
-        used = {n_ctx: self._used_bytes(stock, setting, n_ctx) for n_ctx in self.grid.contexts()}
-        steps = self._steps(stock, setting, max(used), works)
-        for n_ctx in used:
-            found[n_ctx].append((setting, plain, used[n_ctx], steps))
-        times: dict[tuple[str, object], Times] = {
-            (rates.name, work): times_of(work, steps[rates.name], UBATCH) for rates in self.rates for work in works
-        }
-        return used, times
-
-    def _fitted(
-        self, stock: Lazy, family: Family, k: int, n_ctx: int, budget: int, works: list[Work],
-        found: list[tuple[Setting, bool, int, StepTimes]],
-    ) -> None:  # fmt: skip
-        """Measured at the largest k that really fits; the line between the ends may be off by one."""
-        k = min(family.top, k + 1)
-        while k >= 0 and self._used_bytes(stock, family.make(k), n_ctx) > budget:
-            k -= 1
-        setting = family.make(max(0, k))
-        if k < 0 or any(s == setting and w == n_ctx for s, w in self._done(found, n_ctx)):
-            return
-        used = self._used_bytes(stock, setting, n_ctx)
-        found.append((setting, family.plain, used, self._steps(stock, setting, n_ctx, works)))
-
-    @staticmethod
-    def _done(found: Iterable[tuple[Setting, bool, int, StepTimes]], n_ctx: int) -> Iterable[tuple[Setting, int]]:
-        return ((setting, n_ctx) for setting, *_ in found)
-
-    def _used_bytes(self, stock: Lazy, setting: Setting, n_ctx: int) -> int:
-        def measure() -> int:
-            try:
-                return int(self._opened(stock, setting, n_ctx)["used_bytes"])
-            except ModelError:
-                return 1 << 62
-
-        return int(self.store.once(measure, *self._key("used", setting.words, n_ctx)))
-
-    def _opened(self, stock: Lazy, setting: Setting, n_ctx: int) -> dict[str, Any]:
-        if stock.loaded[:1] != (setting,):
-            stock.loaded = ()
-            stock.ask("load", path=str(self.model.path), setting=setting)
-            stock.loaded = (setting,)
-        if stock.loaded[1:2] != (n_ctx,):
-            answer = stock.ask("context", n_ctx=n_ctx, n_ubatch=UBATCH, n_threads=self.bench.threads)
-            stock.loaded = (setting, n_ctx, answer)
-        return dict(stock.loaded[2])
-
-    def _steps(self, stock: Lazy, setting: Setting, n_ctx: int, works: list[Work]) -> StepTimes:
-        def measure() -> StepTimes:
-            self._opened(stock, setting, n_ctx)
-            return time_steps(stock, steps, self.rates, self._limit_s)
-
-        steps = steps_of(works, UBATCH)
-        names = ",".join(name_of(step) for step in steps)
-        found: StepTimes = self.store.once(measure, *self._key("steps", setting.words, n_ctx, names))
-        self._learn(found)
-        return found
-
-    def _limit_s(self, card: str, step: Step) -> float:
-        least = self.known.get((card, name_of(step)), inf)
-        return max(LEAST_LIMIT_S, min(SLOWEST_S, PATIENCE * least / 1e9))
-
-    def _learn(self, found: StepTimes) -> None:
-        for card, steps in found.items():
-            for step, ns in steps.items():
-                if ns > 0:
-                    self.known[card, step] = min(ns, self.known.get((card, step), inf))
-
     # -- ours
 
-    def _rows_of_context(
-        self, ours: Lazy, n_ctx: int, candidates: Mapping[int, list[tuple[Setting, bool, int, StepTimes]]]
-    ) -> Iterable[dict[str, Any]]:
+    def _rows_of_context(self, ours: Lazy, n_ctx: int, candidates: list[Candidate]) -> Iterable[dict[str, Any]]:
         facts, device = self._facts(ours, n_ctx)
         for rates in self.rates:
             self.bench._tell(f"{self.model.name}: our plans on {rates.name}, context {n_ctx}")
             for work in [work for work in self.grid.works() if work.n_ctx == n_ctx]:
                 planned = Planned(facts, device, work, self.cards.profile, rates.card, self.bench.threads)
-                measured = [
-                    Measured(setting, plain, used, times_of(work, steps[rates.name], UBATCH))
-                    for setting, plain, used, steps in candidates[n_ctx]
-                ]
+                measured = [candidate.on(rates.name, work) for candidate in candidates]
                 for case in self.cases:
                     if (case.card, case.work) == (rates.name, work):
                         yield self._row(ours, case, planned, measured, n_ctx, rates)
@@ -282,8 +157,8 @@ class ModelBench:
         said = planned.predicted(schedule, UBATCH)
         times, memory = self._measured_plan(ours, schedule, case, n_ctx, rates)
         given_up = not isfinite(times.ttft_ns)
-        if given_up:  # a loss must count as one: at least what it was waited for
-            times = Times(max(said.ttft_ns, SLOWEST_S * 1e9 * case.work.ubatches(UBATCH)), times.token_ns)
+        if given_up:  # a loss must count as one: what was predicted, and at least what it was waited for
+            times = Times(max(said.ttft_ns, self._waited_ns(case.work, rates)), times.token_ns)
         row: dict[str, Any] = {
             "model": case.model, "card": case.card, "model_bytes": self.model.path.stat().st_size,
             "budget_share": case.share, "budget_bytes": case.budget_bytes,
@@ -299,6 +174,11 @@ class ModelBench:
             row["kinds"] = self._kinds(ours, case, planned, n_ctx, rates, times)
         return row
 
+    def _waited_ns(self, work: Work, rates: Rates) -> float:
+        """How long a prompt that was given up took at least."""
+        limits = [self.sweep.limit_s(rates.name, step) for step in steps_of([work], UBATCH) if step[0] == "prefill"]
+        return 1e9 * max(limits)
+
     def _kinds(
         self, ours: Lazy, case: Case, planned: Planned, n_ctx: int, rates: Rates, chosen: Times
     ) -> dict[str, Any]:
@@ -313,7 +193,7 @@ class ModelBench:
         return found
 
     def _measured_plan(
-        self, ours: Lazy, schedule: Schedule, case: Case, n_ctx: int, rates: Rates, limit_s: float = SLOWEST_S
+        self, ours: Lazy, schedule: Schedule, case: Case, n_ctx: int, rates: Rates, limit_s: float = 0.0
     ) -> tuple[Times, dict[str, int]]:
         steps = steps_of([case.work], UBATCH)
 
@@ -321,7 +201,7 @@ class ModelBench:
             self._loaded(ours, n_ctx)
             ours.ask("schedule", schedule=schedule, budget_bytes=case.budget_bytes)
             ours.ask("memory")
-            found = time_steps(ours, steps, [rates], lambda _card, _step: limit_s)
+            found = time_steps(ours, steps, [rates], lambda card, step: limit_s or self.sweep.limit_s(card, step))
             return {"steps": found, "memory": ours.ask("memory")}
 
         names = ",".join(name_of(step) for step in steps)

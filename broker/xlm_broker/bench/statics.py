@@ -17,7 +17,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-NEAR: Final = 1.15
+NEAR: Final = 1.1
 
 
 class Setting(Struct, kw_only=True, frozen=True):

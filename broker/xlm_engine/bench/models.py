@@ -43,6 +43,7 @@ SHAPES: Final = {
     "dense": Shape("llama", 22, 2048, 5632, 32, 4, 32000),
     "moe": Shape("granitemoe", 24, 1024, 512, 16, 8, 49155 // 32 * 32, n_expert=32, n_expert_used=8, tied=True),
     "tiny": Shape("llama", 4, 256, 512, 4, 2, 512),
+    "tiny_moe": Shape("granitemoe", 3, 256, 128, 4, 2, 512, n_expert=8, n_expert_used=2, tied=True),
 }
 
 

@@ -20,7 +20,7 @@ from xlm_engine.bench.fill import filled_state
 
 WARM_STEPS: Final = 1
 LEAST_STEPS: Final = 2
-REPEATED_BELOW_S: Final = 0.8  # a prompt's step that is shorter is timed twice
+REPEATED_BELOW_S: Final = 0.4  # a prompt's step that is shorter is timed twice
 ENOUGH_S: Final = 0.6  # of one measurement, once there are the least steps
 
 

@@ -24,6 +24,11 @@ def test_the_full_grid_has_six_budgets_and_every_prompt_that_fits_its_depth() ->
     assert grid.contexts() == [768, 4352, 16640]
 
 
+def test_the_survey_is_of_both_ends() -> None:
+    assert Grid().survey() == [Work(512, 512), Work(512, 16384)]
+    assert QUICK.survey() == QUICK.works()
+
+
 def test_the_quick_grid_is_a_part_of_the_full_one() -> None:
     full = Grid()
     assert set(QUICK.works()) <= set(full.works())
