@@ -52,6 +52,7 @@ FOR_TEST = {
 FILES_FOR_TEST = {
     "/usr/lib/*/libvulkan.so.1": "libvulkan1",
     "/usr/share/vulkan/icd.d/lvp_icd*.json": "mesa-vulkan-drivers",
+    "/usr/include/vulkan/vulkan.h": "libvulkan-dev",  # VK_EXT_memory_budget, read as a game reads it
     "/usr/include/zmq.h": "libzmq3-dev",
     "/usr/include/msgpack.hpp": "libmsgpack-cxx-dev",
 }

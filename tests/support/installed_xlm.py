@@ -46,7 +46,7 @@ class InstalledXlm:
     def compile(self, out: Path, sources: Sequence[Path], *more: str, warnings: Sequence[str] = STRICT) -> Path:
         """C99 or C++17, by the first source's name."""
         words = ["cc", "-std=c99"] if sources[0].suffix == ".c" else ["c++", "-std=c++17"]
-        self.run([*words, "-g", "-O1", *warnings, *more, *sources, *self.flags(), "-o", out])
+        self.run([*words, "-g", "-O1", *warnings, *sources, *more, *self.flags(), "-o", out])
         return out
 
     def cmake(self, source: Path, build: Path, options: Sequence[str] = ()) -> Path:
