@@ -44,9 +44,14 @@ static const char *excuse(xlm_result result) {
 
 /* ---- what arrives, within xlm_client_poll() ------------------------------------------------------------------- */
 
+/* The engine tells it now and then, and what is used after each release: it may be older. */
+static void bound_resident(talk *t) {
+    if (t->resident_bytes > t->lease.used_bytes) t->resident_bytes = t->lease.used_bytes;
+}
+
 static void take_lease(talk *t, const xlm_lease *lease) {
     t->lease = *lease;
-    if (t->resident_bytes > lease->used_bytes) t->resident_bytes = lease->used_bytes; /* the last status is older */
+    bound_resident(t);
 }
 
 static void on_lease(game *g, const xlm_event *event) {
@@ -64,6 +69,7 @@ static void on_status(talk *t, const xlm_status_info *status) {
     t->device_total_bytes = status->device_total_bytes;
     t->lease.used_bytes = status->device_used_bytes;
     t->resident_bytes = status->resident_bytes;
+    bound_resident(t);
     t->lease.granted_bytes = status->budget_bytes;
     t->tokens_per_s = status->tokens_per_s;
 }
