@@ -70,7 +70,8 @@ struct ExpertRunner::Step {
 };
 
 void ExpertRunner::begin_graph() {
-    const uint64_t total_ns = core_.stats.ns_graph.get();
+    const uint64_t with_rests_ns = core_.stats.ns_graph.get();
+    const uint64_t total_ns = with_rests_ns - std::min(with_rests_ns, core_.stats.ns_paced.get());
     last_graph_ns_ = total_ns - std::min(total_ns, graph_begin_ns_);
     graph_begin_ns_ = total_ns;
     behind_ns_ = 0;
