@@ -293,9 +293,18 @@ def plot(result: dict[str, Any], path: Path) -> None:
         above.plot(times_ms, share, color=colours[arm], label=f"{name}: {p99}", linewidth=1.8)
     above.axvline(result["target_ms"], color="#999999", linestyle=":", linewidth=1)
     above.axhline(1, color="#bbbbbb", linestyle=":", linewidth=1)
-    above.set(yscale="log", ylim=(0.1, 120), xlabel="frame time in ms", ylabel="% of frames that take longer")
+    most_ms = 1.15 * max(result[arm]["p99_ms"] for arm in NAMES)
+    above.set(
+        yscale="log",
+        ylim=(0.1, 120),
+        xlim=(0.9 * result["target_ms"], most_ms),
+        xlabel="frame time in ms",
+        ylabel="% of frames that take longer",
+    )
+    foreign = max(result[arm]["foreign_cores"] for arm in NAMES)
     above.set_title(
-        f"{result['work_ms']:g} of {result['target_ms']:.1f} ms of work on every core, beside a model on them"
+        f"{result['work_ms']:g} of {result['target_ms']:.1f} ms of work on every core, and a model on them "
+        f"(others: up to {foreign:.2f} cores)"
     )
     above.legend(loc="upper right", fontsize=9)
     looks = result["shrink"]
@@ -312,7 +321,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     right.set(ylabel="frame time in ms, duty × 20", ylim=(0, None))
     below.set_title('a game that spills (simulated), pacing "shrink"; from the middle of the run on all fits')
     handles = [axis.get_legend_handles_labels() for axis in (below, right)]
-    below.legend(handles[0][0] + handles[1][0], handles[0][1] + handles[1][1], loc="upper right", fontsize=9)
+    below.legend(handles[0][0] + handles[1][0], handles[0][1] + handles[1][1], loc="center", fontsize=9)
     figure.tight_layout()
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
