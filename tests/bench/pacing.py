@@ -321,7 +321,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     right.set(ylabel="frame time in ms, duty × 20", ylim=(0, None))
     below.set_title('a game that spills (simulated), pacing "shrink"; from the middle of the run on all fits')
     handles = [axis.get_legend_handles_labels() for axis in (below, right)]
-    below.legend(handles[0][0] + handles[1][0], handles[0][1] + handles[1][1], loc="center", fontsize=9)
+    below.legend(handles[0][0] + handles[1][0], handles[0][1] + handles[1][1], loc="upper center", fontsize=9)
     figure.tight_layout()
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
