@@ -27,6 +27,7 @@ from tests.bench import (
     reclaim,
     throughput,
     vision,
+    vision_picture,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,6 +150,8 @@ def main() -> None:
             results[name] = part()
     (ROOT / "build").mkdir(exist_ok=True)
     (ROOT / "build/bench.json").write_text(json.dumps(results, indent=1))
+    if "vision" in results and not options.quick:
+        vision_picture.draw(results["vision"], ROOT / "docs/vision-peak.png")
     lines = document(results)
     if not options.quick and "pacing" in results:
         pacing.plot(results["pacing"], ROOT / "docs/frame-pacing.png")
