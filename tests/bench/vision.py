@@ -22,7 +22,6 @@ from tests.support.vlm import Files, frame, write_vlm
 from xlm.protocol import link
 from xlm_engine import logs
 from xlm_engine.vision.image import Image
-from xlm_engine.vision.schedule import ANY_PATCHES
 from xlm_native import Sim
 
 MIB = 1 << 20
@@ -114,25 +113,17 @@ def settle(engine: Rig) -> None:
 
 
 def reclaims(files: Files, resolution: str, rounds: int) -> dict[str, Any]:
-    """Budget to zero and back while images are encoded; the longest sub-layer of the tower beside it."""
+    """Budget to zero and back, each time just after the device was given work of an image."""
     sim = link.DeviceConfig(kind="sim", sim=link.SimConfig(vram_bytes=VRAM, link_bytes_per_s=0))
     with rig(files, 1 << 30, sim) as engine:
-        longest = longest_sublayer_ns(engine, picture(resolution))
-        engine.set_budget(1 << 30)
-        stop, taken = threading.Event(), []
-
-        def game() -> None:
-            while not stop.is_set() and len(taken) < rounds:
-                time.sleep(0.02)
-                taken.append(engine.device.set_budget(0, 10**10).release_ns)
-                engine.device.set_budget(1 << 30, 10**10)
-
-        thread = threading.Thread(target=game)
+        engine.device.reset_stats()
+        encode(engine, picture(resolution))
+        longest = engine.device.stats()["sublayer_ns_max"]
+        taken: list[int] = []
+        thread = threading.Thread(target=lambda: _take_budgets(engine, rounds, taken))
         thread.start()
         while thread.is_alive():
             encode(engine, picture(resolution))
-        stop.set()
-        thread.join()
         over = engine.device.memory().over_budget_events
     taken.sort()
     return {
@@ -144,6 +135,15 @@ def reclaims(files: Files, resolution: str, rounds: int) -> dict[str, Any]:
     }
 
 
+def _take_budgets(engine: Rig, rounds: int, taken: list[int]) -> None:
+    while len(taken) < rounds:
+        before = engine.device.stats()["n_segments_device"]
+        while engine.device.stats()["n_segments_device"] == before:
+            time.sleep(0.0005)
+        taken.append(engine.device.set_budget(0, 10**11).release_ns)
+        engine.device.set_budget(1 << 30, 10**10)
+
+
 def encode(engine: Rig, image: Image) -> None:
     vision = engine.runtime.vision
     assert vision is not None
@@ -151,27 +151,6 @@ def encode(engine: Rig, image: Image) -> None:
     seen = vision.see(image.key, image)
     while vision.encode_one([seen], 1):
         pass
-
-
-def longest_sublayer_ns(engine: Rig, image: Image) -> int:
-    """Each of the tower's sub-layers alone on the device: what the device was waited for."""
-    subs = engine.device.sublayers()
-    assert engine.runtime.vision is not None
-    tower = [
-        sub for sub in subs if sub.model_id == engine.runtime.vision.model_id and sub.kind not in ("small", "lookup")
-    ]
-    longest = 0
-    for chosen in tower:
-        placement = bytes(link.RESIDENT if sub.index == chosen.index else link.CPU for sub in subs)
-        rest = link.Tier(max_tokens=1 << 20, placement=bytes(len(subs)))
-        tier = link.Tier(max_tokens=ANY_PATCHES, placement=placement)
-        engine.device.set_schedule(
-            link.Schedule(schedule_id=1, budget_bytes=1 << 30, tiers=[rest], priority=[], vision_tiers=[tier])
-        )
-        engine.device.reset_stats()
-        encode(engine, image)
-        longest = max(longest, engine.device.stats()["ns_wait_device"])
-    return longest
 
 
 # -- in the parent
@@ -183,7 +162,7 @@ def measure(quick: bool) -> dict[str, Any]:
         make_files(Path(folder))
         return {
             "peaks": {name: _row(folder, name) for name in names},
-            "reclaim": _child("reclaim", folder, names[-1], 40 if quick else 200),
+            "reclaim": _child("reclaim", folder, names[-1], 20 if quick else 100),
         }
 
 

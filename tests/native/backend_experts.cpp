@@ -419,8 +419,20 @@ void test_bad_calls() {
     const std::vector<uint8_t> placement(xlm_device_sublayer_count(), XLM_PLACE_STREAM);
     const xlm_tier_schedule tier{sizeof(xlm_tier_schedule), UINT32_MAX, placement.data(), 0};
     std::vector<xlm_expert_policy> policies(placement.size(), policy_of(3));
-    xlm_schedule schedule{sizeof(xlm_schedule), 1, &tier, static_cast<uint32_t>(placement.size()), nullptr, 0, 0, 7,
-                          policies.data(),      0};
+    xlm_schedule schedule{sizeof(xlm_schedule),
+                          1,
+                          &tier,
+                          static_cast<uint32_t>(placement.size()),
+                          nullptr,
+                          0,
+                          0,
+                          7,
+                          policies.data(),
+                          0,
+                          0,
+                          0,
+                          nullptr,
+                          0};
     policies.front().struct_size = 4;
     CHECK_EQ(xlm_device_set_schedule(&schedule), XLM_ERR_INVALID_ARGUMENT);
     policies.front().struct_size = sizeof(xlm_expert_policy);

@@ -259,7 +259,7 @@ void test_schedule_is_checked() {
     xlm_tier_schedule tiers[2] = {{sizeof(xlm_tier_schedule), 1, placement, 0},
                                   {sizeof(xlm_tier_schedule), 64, placement, 0}};
     const uint32_t order[3] = {2, 0, 1}, twice[3] = {2, 2, 1};
-    xlm_schedule source{sizeof(xlm_schedule), 2, tiers, 3, order, 0, 0, 9, nullptr, 0};
+    xlm_schedule source{sizeof(xlm_schedule), 2, tiers, 3, order, 0, 0, 9, nullptr, 0, 0, 0, nullptr, 0};
     const Schedule schedule = read_schedule(source, 3);
     CHECK_EQ(schedule.id, uint64_t{9});
     CHECK_EQ(schedule.tier_for(1), 0U);

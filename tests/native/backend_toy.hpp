@@ -116,6 +116,10 @@ inline void set_placements(const std::vector<uint8_t> & placement, uint64_t ring
                                 reserve_bytes,
                                 7,
                                 experts,
+                                0,
+                                0,
+                                0,
+                                nullptr,
                                 0};
     CHECK_EQ(xlm_device_set_schedule(&schedule), XLM_OK);
 }
