@@ -173,8 +173,16 @@ def _session(now: Standing, session_id: str, client: str) -> dict[str, Any]:
 
 def _throughput(now: Standing) -> dict[str, Any]:
     counts = dict.fromkeys(("tokens_generated", "tokens_prefilled", "bytes_streamed", "paced_ns"), 0)
-    reclaim = {"count": 0, "p50_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0}
-    return {"tokens_per_s": 0.0, **counts, "active": len(now.answering), "duty": 1.0, "reclaim": reclaim}
+    latencies = {"count": 0, "p50_ms": 0.0, "p99_ms": 0.0, "max_ms": 0.0}
+    return {
+        "tokens_per_s": 0.0,
+        **counts,
+        "active": len(now.answering),
+        "duty": 1.0,
+        "longest_sublayer_ms": 0.0,
+        "reclaim": latencies,
+        "release": dict(latencies),
+    }
 
 
 def _vision(now: Standing) -> dict[str, Any]:
