@@ -15,7 +15,7 @@ StateArray = NDArray[np.int8]
 
 RING_PIECES = 2  # one piece computes while the next is copied
 SMALL_UNITS = 16  # up to so many sub-layers all single and paired changes are tried
-EFFORT = 13_000  # sub-layers to simulate for one plan
+EFFORT = 9_000  # sub-layers to simulate for one plan
 LONG_EFFORT = 160_000  # the same where there is time
 SMALL_EFFORT = 150_000  # in small models
 QUICK_EFFORT = 2_000  # in small models, within a frame's time
