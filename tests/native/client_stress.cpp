@@ -80,7 +80,7 @@ TEST(clients_are_destroyed_with_requests_under_way) {
     FakeBroker broker;
     broker("hold\t1");
     std::mt19937 random(11);
-    for (std::size_t i = 0; i < times(200); i++) {
+    for (std::size_t i = 0; i < times(60); i++) {
         Game game(broker.endpoint);
         if (i % 2) REQUIRE(game.ready());
         xlm_session * session = game.open();
@@ -106,7 +106,7 @@ TEST(callbacks_close_their_own_sessions_again_and_again) {
         closed++;
     });
     REQUIRE(game.ready());
-    const std::size_t wanted = times(500);
+    const std::size_t wanted = times(150);
     while (closed < wanted) {
         const std::size_t before = closed;
         xlm_session_say(game.open(), xlm_str_from("Hi"), nullptr, nullptr);
@@ -127,7 +127,7 @@ TEST(the_wrong_thread_is_told_so_while_the_right_one_polls) {
             CHECK_EQ(xlm_client_next_event(game.client, &event), XLM_ERROR_WRONG_THREAD);
         }
     });
-    for (std::size_t i = 0; i < times(100); i++) {
+    for (std::size_t i = 0; i < times(30); i++) {
         game.seen.clear();
         game.say(game.open());
         REQUIRE(game.until(XLM_EVENT_DONE));
