@@ -83,7 +83,7 @@ class Session:
 
         ``images``: what the model sees before the text: paths, bytes (a PNG, JPEG, WebP, BMP or GIF file), PIL
         images, or numpy arrays (height x width x 3 or 4, uint8: RGB or RGBA). They are read, copied and hashed here
-        (about 10 ms for raw 1440p), and uploaded in the background; one the broker has already is not sent again.
+        (some 20 ms for raw 1440p), and uploaded in the background; one the broker has already is not sent again.
 
         Raises GenerationError (``sampling_invalid``, ``grammar_invalid``), ProtocolError (``frame_too_large``),
         ImageError (``image_unsupported``, ``image_empty``, ``image_too_large``), OSError (a path), BrokerError

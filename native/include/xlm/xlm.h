@@ -651,8 +651,9 @@ enum {
     XLM_IMAGE_RGB8    = 5
 };
 
-/** What a model is shown. It is copied before the call returns (about 0.2 ms a MiB), so the buffer of a frame
- *  read-back may be unmapped at once; hashing and upload are the library's thread's work, in pieces. */
+/** What a model is shown. It is copied before the call returns, so the buffer of a frame read-back may be unmapped at
+ *  once; hashing and upload are the library's thread's work, in pieces. Measured on a busy machine of two cores: 13 ms
+ *  for raw 1440p, most of it fresh memory. Call it where that does not matter: any thread may. */
 typedef struct xlm_image {
     uint32_t         struct_size;
     xlm_image_format format;
