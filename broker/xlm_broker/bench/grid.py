@@ -74,7 +74,7 @@ class Grid:
                     yield Case(model, card, share, round(share * file_bytes), work)
 
 
-QUICK: Final = Grid(models=("dense", "moe"), cards=("mid",), shares=(0.3, 0.5, 0.9), prompts=(512,), depths=(4096,))
+QUICK: Final = Grid(models=("dense", "moe"), cards=("mid",), shares=(0.3, 0.7), prompts=(512,), depths=(4096,))
 
 
 def ttft_ns(first: float, last: float, ubatches: int) -> float:

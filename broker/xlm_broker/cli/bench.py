@@ -24,7 +24,7 @@ _CARDS: Final = tuple(str(row["machine"]) for row in MACHINES)
 
 
 def bench(
-    quick: Annotated[bool, typer.Option("--quick", help="One card, three budgets: some minutes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="One card, two budgets: some minutes.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the rows, one a case, to this file.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw ratios over the budget as a PNG.")] = None,
     models: Annotated[str, typer.Option(help="dense, moe, real, or GGUF files; with commas.  [all three]")] = "",
