@@ -247,16 +247,70 @@ void test_a_loss_undone_unseen_costs_no_token() {
     }
 }
 
-void test_piece_larger_than_the_ring() {
+// Matrices that do not fit go through in parts, to the same bits; only a ring without room for 16 rows leaves them
+// to the CPU.
+void test_matrix_larger_than_the_ring() {
+    for (uint64_t ring_bytes : {3 << 10, 5 << 10, 9 << 10, 15 << 10}) {
+        Pair pair(9);
+        std::mt19937 random(13);
+        set_budget(kPlenty);
+        CHECK_EQ(xlm_device_reset_stats(), XLM_OK);
+        set_placements(std::vector<uint8_t>(xlm_device_sublayer_count(), XLM_PLACE_STREAM), ring_bytes);
+        for (int n : {1, 1, 5, 1}) {
+            CHECK(pair.step(random, n));
+            check_books();
+        }
+        CHECK(pair.same_caches());
+        CHECK_EQ(stats().n_fallback_cpu, uint64_t{0});
+        CHECK(stats().n_pieces_streamed > uint64_t{4 * 7 * kLayers});
+    }
     Pair pair(9);
     std::mt19937 random(13);
-    set_budget(kPlenty);
     CHECK_EQ(xlm_device_reset_stats(), XLM_OK);
-    set_placements(std::vector<uint8_t>(xlm_device_sublayer_count(), XLM_PLACE_STREAM),
-                   9 << 10); // FFN matrices are larger
+    set_placements(std::vector<uint8_t>(xlm_device_sublayer_count(), XLM_PLACE_STREAM), 2 << 10);
     CHECK(pair.step(random, 1));
-    CHECK(stats().n_fallback_cpu > 0 && stats().n_pieces_streamed > 0);
+    CHECK(stats().n_fallback_cpu > 0);
     check_books();
+}
+
+// A game that asks for memory between any two parts: what is done stays done, and the step comes to its end.
+void test_reclaims_between_the_parts_of_a_matrix() {
+    Pair pair(15);
+    std::atomic<bool> done{false};
+    set_budget(kPlenty);
+    set_placements(std::vector<uint8_t>(xlm_device_sublayer_count(), XLM_PLACE_STREAM), 5 << 10);
+    std::thread game([&] {
+        std::mt19937 random(20);
+        while (!done)
+            CHECK(set_budget(random() % 4 ? kPlenty : random() % (600 << 10)).completed);
+    });
+    std::mt19937 random(21);
+    for (int i = 0; i < 200; i++)
+        CHECK(pair.step(random, i % 6 == 0 ? 3 : 1));
+    done = true;
+    game.join();
+    CHECK(pair.same_caches());
+    CHECK_EQ(memory().over_budget_events, uint64_t{0});
+    set_budget(kPlenty);
+    CHECK(pair.step(random, 1));
+}
+
+// After a grow only the cells that the step touches are copied, however large the cache is.
+void test_untouched_state_stays_home() {
+    Pair pair(16);
+    std::mt19937 random(22);
+    set_budget(kPlenty);
+    set_placements(std::vector<uint8_t>(xlm_device_sublayer_count(), XLM_PLACE_RESIDENT), 0);
+    CHECK(pair.step(random, 3));
+    CHECK_EQ(xlm_device_trim(), XLM_OK);
+    CHECK_EQ(xlm_device_reset_stats(), XLM_OK);
+    pair.plain.shift(); // reads and writes half of the keys and none of the values
+    pair.device.shift();
+    CHECK_EQ(stats().bytes_kv_up, uint64_t{kLayers * kCells / 2 * kEmbd * 4});
+    CHECK(pair.same_caches());
+    CHECK(pair.step(random, 1)); // reads all of it; a part is there already
+    CHECK_EQ(stats().bytes_kv_up, uint64_t{kLayers * kCells * kEmbd * (4 + 2)});
+    CHECK(pair.same_caches());
 }
 
 void test_state_written_in_place_and_restored() {
@@ -461,7 +515,9 @@ constexpr Case kCases[] = {
     {"allocations", test_failing_allocations_only_slow_down},
     {"lost", test_lost_device_costs_no_token},
     {"lost_unseen", test_a_loss_undone_unseen_costs_no_token},
-    {"large_piece", test_piece_larger_than_the_ring},
+    {"large_matrix", test_matrix_larger_than_the_ring},
+    {"parts", test_reclaims_between_the_parts_of_a_matrix},
+    {"untouched", test_untouched_state_stays_home},
     {"state", test_state_written_in_place_and_restored},
     {"trace", test_trace},
     {"trace_threads", test_trace_read_while_a_step_runs},

@@ -66,8 +66,8 @@ typedef struct xlm_device_config {
     uint32_t    inner_index;    /* which device of that library */
     uint32_t    n_threads;      /* of the internal CPU backend; 0 = hardware */
     uint64_t    budget_bytes;   /* first budget; 0 = CPU only */
-    uint32_t    max_sublayers_in_flight_decode;  /* bound of work queued ahead, so that a reclaim is short; 0 = default */
-    uint32_t    max_sublayers_in_flight_prefill; /* 0 = default (1) */
+    uint32_t    max_sublayers_in_flight_decode;  /* bound of work queued ahead, beside that of its time (4 ms); 0 = default (16) */
+    uint32_t    max_sublayers_in_flight_prefill; /* 0 = default (16; 1 until it is known how long one takes) */
 } xlm_device_config;
 
 typedef struct xlm_sublayer_info {

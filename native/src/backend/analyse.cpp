@@ -130,8 +130,18 @@ private:
         info_.sources.push_back(root);
         const Root & data = info_.roots[static_cast<size_t>(root)];
         if (data.cls == RootClass::foreign) entry.cpu_only = true;
+        if (data.cls == RootClass::weight && !multiplied(i, source))
+            info_.roots[static_cast<size_t>(root)].by_rows = false;
         if (data.cls == RootClass::weight) read_weight(i, *data.weight);
         if (data.cls == RootClass::state) read_state(i, source, root);
+    }
+
+    // A 2D matrix as it is, times anything, into memory of its own.
+    bool multiplied(int i, const ggml_tensor * source) const {
+        const ggml_tensor * node = graph_.nodes[i];
+        return node->op == GGML_OP_MUL_MAT && node->src[0] == source && node->src[1] != source && !source->view_src &&
+               !node->view_src && source->ne[2] * source->ne[3] == 1 && ggml_is_contiguous(source) &&
+               ggml_is_contiguous(node);
     }
 
     void read_state(int i, const ggml_tensor * source, int root) {

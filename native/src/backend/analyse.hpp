@@ -43,7 +43,8 @@ struct Root {
     bool written = false; // by a node of this graph
     bool hosted = false;  // a mask that never lies on the device as a whole
     uint64_t device_bytes = 0;
-    RangeSet reads; // of a state: the bytes that nodes of this graph read
+    bool by_rows = true; // of a weight: every use is a plain matrix multiplication, which may go row by row
+    RangeSet reads;      // of a state: the bytes that nodes of this graph read
 };
 
 struct Node {

@@ -96,7 +96,7 @@ void Core::apply_experts(Schedule & taken, const std::vector<SubLayer *> & subla
 bool Core::settle_one(SubLayer & sublayer, uint64_t reserve_bytes, WorkAhead & ahead) {
     if (!cache.place_resident(sublayer, reserve_bytes)) return false;
     cache.changed();
-    const WorkAhead::Fed fed = ahead.upload(cache, sublayer, gate);
+    const WorkAhead::Fed fed = ahead.upload(cache, sublayer, &gate);
     if (fed == WorkAhead::Fed::lost || !ahead.finish()) lose_device();
     return fed == WorkAhead::Fed::done && !inner.lost();
 }

@@ -36,7 +36,7 @@ struct Core {
     std::atomic<uint32_t> n_threads{0}; // 0: what llama.cpp asks for
     std::atomic<uint32_t> max_in_flight_decode{16}, max_in_flight_prefill{16};
     // What work and copies take; belong to the holder of exec_mutex. The first guess is a slow link.
-    StepPaces step_paces;
+    StepPaces step_paces, stream_paces; // resident; with weights from the ring
     Pace upload_pace{0.25};
 
     // Schedule: `next` is handed over under its mutex; `schedule` belongs to the holder of exec_mutex.

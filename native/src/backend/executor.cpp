@@ -12,6 +12,8 @@ namespace xlm {
 
 namespace {
 
+// Of uploads queued for the ring: while the CPU computes, nobody queues more.
+constexpr uint64_t kRingAheadNs = 2 * kQueueNs;
 constexpr size_t kKnownGraphs = 8; // prefill, decode and their variants of one context
 
 thread_local uint32_t step_tokens = 0;
@@ -171,6 +173,7 @@ ggml_status Executor::run_locked(ggml_cgraph & graph) {
     on_host_.assign(info.roots.size(), 1);
     on_device_.assign(info.roots.size(), 0);
     host_state_changed_ = false;
+    interrupted_at_ = rows_node_ = -1;
 
     core_.gate.acquire();
     struct Release {
@@ -193,9 +196,11 @@ PlanLimits Executor::limits_for(const GraphInfo & info, uint32_t n_tokens) {
     const bool decode = n_tokens <= 1;
     PlanLimits limits;
     pace_ = info.vision ? &vision_pace_ : &core_.step_paces.of(n_tokens);
+    stream_pace_ = info.vision ? &vision_pace_ : &core_.stream_paces.of(n_tokens);
     limits.max_segment_cost = pace_->cost_within(kQueueNs / 2);
     limits.max_units_in_flight = decode ? core_.max_in_flight_decode.load() : core_.max_in_flight_prefill.load();
-    if (!decode && limits.max_segment_cost == UINT64_MAX) limits.max_units_in_flight = 1;
+    limits.max_units_of_unknown_pace = decode ? limits.max_units_in_flight : 1;
+    if (!pace_->known()) limits.max_units_in_flight = limits.max_units_of_unknown_pace;
     limits.ring_bytes = core_.schedule.ring_bytes;
     limits.reserve_bytes = core_.schedule.reserve_bytes;
     limits.window_bytes = core_.schedule.expert_window_bytes;
@@ -284,11 +289,14 @@ void Executor::note_needs(const GraphInfo & info, uint32_t n_tokens) {
 
 Plan & Executor::plan_for(Known & known, ggml_cgraph & graph, uint32_t tier, int from, const PlanLimits & limits) {
     for (Plan & plan : known.plans) {
-        const bool same = plan.tier == tier && plan.from == 0 && plan.epoch == core_.cache.epoch();
+        const bool same = plan.tier == tier && plan.from == 0 && !plan.partial && plan.epoch == core_.cache.epoch();
         if (from == 0 && same && still_fits(plan, limits)) return plan;
     }
     known.plans.clear(); // anything else is stale
-    known.plans.push_back(make_plan(known.info, graph, tier, from, limits, core_.inner, core_.cache));
+    PlanLimits with_rows = limits;
+    with_rows.rows_node = rows_node_;
+    with_rows.rows_done = rows_done_;
+    known.plans.push_back(make_plan(known.info, graph, tier, from, with_rows, core_.inner, core_.cache));
     return known.plans.back();
 }
 
@@ -366,7 +374,8 @@ ggml_status Executor::replay(ggml_cgraph & graph, const GraphInfo & info) {
 
 Executor::Outcome Executor::run_plan(ggml_cgraph & graph, const GraphInfo & info, Plan & plan,
                                      const PlanLimits & limits) {
-    if (plan.uses_device && !core_.cache.ring.begin(plan.stream_order)) return Outcome::lost;
+    const uint64_t ahead_bytes = core_.upload_pace.cost_within(kRingAheadNs);
+    if (plan.uses_device && !core_.cache.ring.begin(plan.stream_order, ahead_bytes)) return Outcome::lost;
     for (size_t s = 0; s < plan.segments.size();) {
         const Segment & segment = plan.segments[s];
         if (!rest_at_border()) return Outcome::lost;
@@ -382,7 +391,10 @@ Executor::Outcome Executor::run_plan(ggml_cgraph & graph, const GraphInfo & info
         }
         const Outcome outcome = segment.on_device ? run_device_segment(graph, info, plan, segment, limits)
                                                   : run_cpu_segment(graph, info, plan, segment);
-        if (outcome == Outcome::interrupted) continue; // by a reclaim, before anything of it ran
+        if (outcome == Outcome::interrupted) { // by a reclaim, before anything of it ran
+            interrupted_at_ = segment.first;
+            continue;
+        }
         if (outcome != Outcome::done) return outcome;
         s++;
     }
@@ -422,14 +434,14 @@ Executor::Outcome Executor::run_cpu_segment(ggml_cgraph & graph, const GraphInfo
 }
 
 // Only what the graph touches: the rest of a KV cache may be far larger, and is read by nobody.
-WorkAhead::Fed Executor::upload_state(State & state) {
+WorkAhead::Fed Executor::upload_state(State & state, Gate * gate) {
     RangeSet wanted;
     {
         const std::lock_guard<std::mutex> lock(state.dirty_mutex);
         wanted = state.dirty.take(state.touched);
     }
     for (const ByteRange & range : wanted.ranges()) {
-        const WorkAhead::Fed fed = ahead_.upload(state.shadow, state.tensor->data, range.begin, range.end, core_.gate);
+        const WorkAhead::Fed fed = ahead_.upload(state.shadow, state.tensor->data, range.begin, range.end, gate);
         if (fed != WorkAhead::Fed::done) {
             for (const ByteRange & again : wanted.ranges())
                 state.mark_dirty(again);
@@ -441,16 +453,17 @@ WorkAhead::Fed Executor::upload_state(State & state) {
 }
 
 Executor::Outcome Executor::upload_copies(const Segment & segment) {
+    Gate * gate = interrupted_at_ == segment.first ? nullptr : &core_.gate;
     const auto outcome = [](WorkAhead::Fed fed) {
         return fed == WorkAhead::Fed::interrupted ? Outcome::interrupted : Outcome::lost;
     };
     for (SubLayer * sublayer : segment.residents) {
         if (sublayer->uploaded) continue;
-        const WorkAhead::Fed fed = ahead_.upload(core_.cache, *sublayer, core_.gate);
+        const WorkAhead::Fed fed = ahead_.upload(core_.cache, *sublayer, gate);
         if (fed != WorkAhead::Fed::done) return outcome(fed);
     }
     for (State * state : segment.states) {
-        const WorkAhead::Fed fed = upload_state(*state);
+        const WorkAhead::Fed fed = upload_state(*state, gate);
         if (fed != WorkAhead::Fed::done) return outcome(fed);
     }
     return Outcome::done;
@@ -474,7 +487,8 @@ bool Executor::upload_activations(const GraphInfo & info, Plan & plan, const Seg
 Executor::Outcome Executor::prepare(const GraphInfo & info, Plan & plan, const Segment & segment) {
     const Outcome copies = upload_copies(segment);
     if (copies != Outcome::done) return copies;
-    const bool ok = upload_activations(info, plan, segment) && core_.cache.ring.acquire(segment.pieces);
+    if (!upload_activations(info, plan, segment)) return Outcome::lost;
+    const bool ok = segment.by_rows || core_.cache.ring.acquire(segment.pieces.data(), segment.pieces.size());
     return ok ? Outcome::done : Outcome::lost;
 }
 
@@ -483,13 +497,68 @@ Executor::Outcome Executor::run_device_segment(ggml_cgraph & graph, const GraphI
     if (core_.trace.on()) core_.inner.label(label_of(info, segment.first, segment.last));
     const Outcome submitted = segment.experts >= 0 ? run_experts(graph, info, plan, segment)
                                                    : run_ordinary(graph, info, plan, segment, limits);
-    if (submitted != Outcome::done) return submitted;
+    if (submitted != Outcome::done || segment.by_rows) return submitted;
     for (int r : segment.writes) {
         on_device_[static_cast<size_t>(r)] = 1;
         on_host_[static_cast<size_t>(r)] = 0;
     }
     if (!write_back(info, segment)) return Outcome::lost;
     return core_.cache.ring.retire(segment.pieces.size()) ? Outcome::done : Outcome::lost;
+}
+
+// A matrix larger than the ring: some rows at a time. Each part's result goes home at once, so that a
+// reclaim waits for the parts under way only, and what was computed stays computed.
+Executor::Outcome Executor::run_by_rows(ggml_cgraph & graph, const GraphInfo & info, const Segment & segment,
+                                        const PlanLimits & limits) {
+    int node = segment.first;
+    while (info.nodes[static_cast<size_t>(node)].view)
+        node++;
+    const int root = info.nodes[static_cast<size_t>(node)].root;
+    for (const Streamed & part : segment.pieces) {
+        if (!core_.cache.ring.acquire(&part, 1) || !make_room(*stream_pace_, part.bytes, 1, limits) ||
+            !compute_rows(graph, segment, node, part) || !core_.cache.ring.retire(1))
+            return Outcome::lost;
+        rows_node_ = node;
+        rows_done_ = part.first_row + part.n_rows;
+        if (&part != &segment.pieces.back() && core_.gate.requested()) return Outcome::interrupted;
+    }
+    on_host_[static_cast<size_t>(root)] = 1;
+    on_device_[static_cast<size_t>(root)] = 0;
+    return ahead_.finish() ? Outcome::done : Outcome::lost; // others may read the result on the host now
+}
+
+bool Executor::compute_rows(ggml_cgraph & graph, const Segment & segment, int node, const Streamed & part) {
+    const ggml_tensor & whole = *graph.nodes[node];
+    patch(segment);
+    ggml_tensor matrix = core_.cache.ring.tensor(0), rows = whole, *nodes[] = {&rows};
+    rows.src[0] = &matrix;
+    rows.ne[0] = part.n_rows;
+    for (int d = 1; d < GGML_MAX_DIMS; d++)
+        rows.nb[d] = rows.nb[d - 1] * static_cast<size_t>(rows.ne[d - 1]);
+    rows.data = static_cast<char *>(whole.data) + static_cast<size_t>(part.first_row * ggml_nrows(&whole)) * rows.nb[0];
+    ggml_cgraph view = view_of(graph, node, node);
+    view.nodes = nodes;
+    const bool ok = core_.inner.compute(&view);
+    unpatch(segment);
+    core_.stats.n_segments_device++;
+    return ok && fetch_rows(rows, whole, part.first_row) && ahead_.submitted(*stream_pace_, part.bytes, 1);
+}
+
+// The part is contiguous; in the whole result its rows are pieces of longer ones.
+bool Executor::fetch_rows(const ggml_tensor & rows, const ggml_tensor & whole, int64_t first_row) {
+    const size_t bytes = rows.nb[1], whole_bytes = ggml_row_size(whole.type, whole.ne[0]);
+    char * data = static_cast<char *>(whole.data) + static_cast<size_t>(first_row) * rows.nb[0];
+    for (int64_t i = 0; i < ggml_nrows(&rows); i++) {
+        const size_t from = static_cast<size_t>(i) * bytes, to = static_cast<size_t>(i) * whole_bytes;
+        if (!core_.inner.get(Stream::compute, &rows, data + to, from, bytes)) return false;
+    }
+    core_.stats.bytes_activations_down += ggml_nbytes(&rows);
+    return true;
+}
+
+bool Executor::make_room(const Pace & pace, uint64_t cost, uint32_t n_units, const PlanLimits & limits) {
+    const uint32_t max_units = pace.known() ? limits.max_units_in_flight : limits.max_units_of_unknown_pace;
+    return ahead_.make_room(pace.predict_ns(cost), n_units, max_units);
 }
 
 bool Executor::download_rows(State & state, const RangeSet & rows, Stream stream) {
@@ -519,8 +588,8 @@ Executor::Outcome Executor::run_ordinary(ggml_cgraph & graph, const GraphInfo & 
                                          const Segment & segment, const PlanLimits & limits) {
     const Outcome prepared = prepare(info, plan, segment);
     if (prepared != Outcome::done) return prepared;
-    const uint64_t ns = pace_->predict_ns(segment.cost);
-    const bool room = ahead_.make_room(ns, segment.n_units, limits.max_units_in_flight);
+    if (segment.by_rows) return run_by_rows(graph, info, segment, limits);
+    const bool room = make_room(pace_of(segment), segment.cost, segment.n_units, limits);
     return room && submit(graph, info, plan, segment) ? Outcome::done : Outcome::lost;
 }
 
@@ -604,7 +673,7 @@ bool Executor::compute_range(ggml_cgraph & graph, int first, int last) {
 
 bool Executor::note_submitted(const Segment & segment) {
     core_.stats.n_segments_device++;
-    return ahead_.submitted(*pace_, segment.cost, segment.n_units);
+    return ahead_.submitted(pace_of(segment), segment.cost, segment.n_units);
 }
 
 void Executor::patch(const Segment & segment) {

@@ -78,10 +78,16 @@ private:
     Outcome run_cpu_segment(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment);
     Outcome prepare(const GraphInfo & info, Plan & plan, const Segment & segment);
     Outcome upload_copies(const Segment & segment);
-    WorkAhead::Fed upload_state(State & state);
+    WorkAhead::Fed upload_state(State & state, Gate * gate);
     bool upload_activations(const GraphInfo & info, Plan & plan, const Segment & segment);
     bool download_rows(State & state, const RangeSet & rows, Stream stream);
+    Outcome run_by_rows(ggml_cgraph & graph, const GraphInfo & info, const Segment & segment,
+                        const PlanLimits & limits);
+    bool compute_rows(ggml_cgraph & graph, const Segment & segment, int node, const Streamed & part);
+    bool fetch_rows(const ggml_tensor & rows, const ggml_tensor & whole, int64_t first_row);
     bool write_back(const GraphInfo & info, const Segment & segment);
+    Pace & pace_of(const Segment & segment) { return segment.pieces.empty() ? *pace_ : *stream_pace_; }
+    bool make_room(const Pace & pace, uint64_t cost, uint32_t n_units, const PlanLimits & limits);
     Outcome run_experts(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment);
     bool compute_range(ggml_cgraph & graph, int first, int last); // of a patched segment
     bool note_submitted(const Segment & segment);
@@ -110,13 +116,16 @@ private:
     std::vector<Saved> saved_;
     std::vector<ggml_tensor *> saved_sources_;
     WorkAhead ahead_; // on the compute stream
-    Pace * pace_ = nullptr;
+    Pace *pace_ = nullptr, *stream_pace_ = nullptr;
     ExpertRunner experts_{core_, *this};
     const ggml_tensor * tiled_mask_ = nullptr; // of the tiles below
     std::vector<AttentionTile> tiles_;
     std::deque<std::vector<char>> packed_masks_; // on their way to the device
     uint64_t packed_bytes_ = 0;
     Pace vision_pace_;
+    int interrupted_at_ = -1; // a segment gives way to reclaims once: a storm of them must not hold a step up for ever
+    int rows_node_ = -1;      // see PlanLimits
+    int64_t rows_done_ = 0;
     uint64_t epoch_ = 0;
 };
 

@@ -12,6 +12,7 @@ class Pace {
 public:
     explicit Pace(double first_ns_per_cost = 0) : ns_per_cost_(first_ns_per_cost) {}
 
+    bool known() const { return learned_; }
     // 0 while nothing is known.
     uint64_t predict_ns(uint64_t cost) const { return static_cast<uint64_t>(static_cast<double>(cost) * ns_per_cost_); }
 

@@ -29,10 +29,12 @@ struct UnitNeeds {
     bool any_node = false; // a node that can run there at all
     uint64_t cost = kUnitCost;
     std::vector<Weight *> weights;
+    std::vector<uint8_t> by_rows; // of weights: Root::by_rows
     std::vector<State *> states;
 };
 
-constexpr size_t kMaxPieces = 16; // of a segment; well below what the ring keeps track of
+constexpr int64_t kLeastRows = 16; // of a part of a matrix: what kernels like to take at once
+constexpr size_t kMaxPieces = 16;  // of a segment; well below what the ring keeps track of
 
 class Planner {
 public:
@@ -43,6 +45,7 @@ public:
         plan_.from = from;
         plan_.max_segment_cost = limits.max_segment_cost;
         plan_.experts.resize(info.experts.size());
+        plan_.partial = limits.rows_node >= 0;
     }
 
     Plan run() {
@@ -117,7 +120,10 @@ private:
 
     void collect_root(UnitNeeds & needs, int r) {
         const Root & root = info_.roots[static_cast<size_t>(r)];
-        if (root.weight) add_once(needs.weights, root.weight);
+        if (root.weight && std::find(needs.weights.begin(), needs.weights.end(), root.weight) == needs.weights.end()) {
+            needs.weights.push_back(root.weight);
+            needs.by_rows.push_back(root.by_rows);
+        }
         if (root.state) add_once(needs.states, root.state);
     }
 
@@ -263,12 +269,20 @@ private:
         for (size_t g = 0; g < info_.experts.size(); g++)
             plan_.experts[g].by_expert &= by_expert_.count(info_.experts[g].sublayer) > 0;
         for (size_t u = 0; u < needs_.size(); u++) {
-            auto & weights = needs_[u].weights;
-            weights.erase(std::remove_if(weights.begin(), weights.end(),
-                                         [&](const Weight * w) { return by_expert_.count(w->sublayer) > 0; }),
-                          weights.end());
+            leave_out_experts(needs_[u]);
             note_expert_mode(u);
         }
+    }
+
+    void leave_out_experts(UnitNeeds & needs) const {
+        size_t kept = 0;
+        for (size_t w = 0; w < needs.weights.size(); w++) {
+            if (by_expert_.count(needs.weights[w]->sublayer)) continue;
+            needs.weights[kept] = needs.weights[w];
+            needs.by_rows[kept++] = needs.by_rows[w];
+        }
+        needs.weights.resize(kept);
+        needs.by_rows.resize(kept);
     }
 
     bool unit_goes_by_expert(size_t u) const {
@@ -310,12 +324,35 @@ private:
 
     bool streams(const Weight * weight) const { return !weight->sublayer->copy && !by_expert_.count(weight->sublayer); }
 
+    // Device memory of some rows of a matrix.
+    uint64_t bytes_of_rows(const Weight & weight, int64_t n_rows) const {
+        ggml_tensor part = weight.shadow;
+        part.ne[1] = n_rows;
+        part.nb[2] = part.nb[3] = static_cast<size_t>(n_rows) * part.nb[1];
+        return inner_.alloc_bytes(&part);
+    }
+
+    // Rows that go through a ring of that size at once; 0: the weight goes as a whole.
+    int64_t rows_at_once(const Weight & weight, bool by_rows, uint64_t ring_bytes) const {
+        if (!by_rows || weight.device_bytes <= ring_bytes / 2) return 0;
+        const uint64_t least_bytes = bytes_of_rows(weight, kLeastRows);
+        const uint64_t parts = std::max<uint64_t>(1, ring_bytes / 4 / least_bytes);
+        return static_cast<int64_t>(parts) * kLeastRows;
+    }
+
+    uint64_t least_piece_bytes(const Weight & weight, bool by_rows) const {
+        return by_rows ? std::min(weight.device_bytes, bytes_of_rows(weight, kLeastRows)) : weight.device_bytes;
+    }
+
     void place_streams() {
         uint64_t largest = 0;
-        for (size_t u = 0; u < needs_.size(); u++)
-            for (Weight * weight : needs_[u].weights)
-                if (device_units_[u] && streams(weight) && weight->device_bytes <= limits_.ring_bytes)
-                    largest = std::max(largest, weight->device_bytes);
+        for (size_t u = 0; u < needs_.size(); u++) {
+            const UnitNeeds & needs = needs_[u];
+            for (size_t w = 0; device_units_[u] && w < needs.weights.size(); w++) {
+                const uint64_t bytes = least_piece_bytes(*needs.weights[w], needs.by_rows[w]);
+                if (streams(needs.weights[w]) && bytes <= limits_.ring_bytes) largest = std::max(largest, bytes);
+            }
+        }
         if (largest > 0) cache_.place_ring(limits_.ring_bytes, largest);
         keep_copied_or_streamed();
     }
@@ -323,8 +360,10 @@ private:
     void keep_copied_or_streamed() {
         const uint64_t capacity = cache_.ring.present() ? cache_.ring.capacity_bytes() : 0;
         keep_units([&](const UnitNeeds & needs) {
-            return std::all_of(needs.weights.begin(), needs.weights.end(),
-                               [&](Weight * weight) { return !streams(weight) || weight->device_bytes <= capacity; });
+            for (size_t w = 0; w < needs.weights.size(); w++)
+                if (streams(needs.weights[w]) && least_piece_bytes(*needs.weights[w], needs.by_rows[w]) > capacity)
+                    return false;
+            return true;
         });
     }
 
@@ -364,7 +403,15 @@ private:
         for (int i = plan_.from; i < static_cast<int>(info_.nodes.size()); i++) {
             const Node & node = info_.nodes[static_cast<size_t>(i)];
             if (plan_.segments.empty()) open(i);
+            if (on_device_[static_cast<size_t>(i)] && open_by_rows(i)) {
+                unit = node.owner;
+                continue;
+            }
             Segment * segment = &plan_.segments.back();
+            if (segment->by_rows && !node.view) {
+                segment = &open(i);
+                segment->on_device = on_device_[static_cast<size_t>(i)];
+            }
             if (!node.view && segment->on_device != static_cast<bool>(on_device_[static_cast<size_t>(i)])) {
                 if (seen_work_) segment = &open(i);
                 segment->on_device = on_device_[static_cast<size_t>(i)];
@@ -406,14 +453,40 @@ private:
         return std::any_of(weights.begin(), weights.end(), [&](const Weight * weight) { return streams(weight); });
     }
 
+    // A matrix too large for the ring: its node is a segment of its own, computed in parts.
+    bool open_by_rows(int i) {
+        const Node & node = info_.nodes[static_cast<size_t>(i)];
+        for (uint32_t s = 0; s < node.n_sources; s++) {
+            const Root & root = info_.roots[static_cast<size_t>(info_.sources[node.first_source + s])];
+            if (!root.weight || !streams(root.weight)) continue;
+            const int64_t at_once = rows_at_once(*root.weight, root.by_rows, cache_.ring.capacity_bytes());
+            if (at_once == 0) continue;
+            Segment & segment = seen_work_ ? open(i) : plan_.segments.back();
+            segment.on_device = segment.by_rows = seen_work_ = true;
+            segment.last = i;
+            list_rows(segment, *root.weight, at_once, i == limits_.rows_node ? limits_.rows_done : 0);
+            return true;
+        }
+        return false;
+    }
+
+    void list_rows(Segment & segment, Weight & weight, int64_t at_once, int64_t first_row) const {
+        const int64_t n_rows = weight.tensor->ne[1];
+        for (int64_t row = first_row; row < n_rows; row += at_once) {
+            const int64_t n = std::min(at_once, n_rows - row);
+            segment.pieces.push_back({&weight, row, n, bytes_of_rows(weight, n)});
+        }
+    }
+
     // Streamed weights of a node that the open segment does not have yet.
-    std::vector<Weight *> new_pieces(const Node & node) const {
-        const std::vector<Weight *> & have = plan_.segments.back().pieces;
-        std::vector<Weight *> result;
+    std::vector<Streamed> new_pieces(const Node & node) const {
+        const std::vector<Streamed> & have = plan_.segments.back().pieces;
+        std::vector<Streamed> result;
         for (uint32_t s = 0; s < node.n_sources; s++) {
             Weight * weight = info_.roots[static_cast<size_t>(info_.sources[node.first_source + s])].weight;
-            if (weight && streams(weight) && std::find(have.begin(), have.end(), weight) == have.end())
-                add_once(result, weight);
+            if (!weight || !streams(weight)) continue;
+            const Streamed piece{weight, 0, 0, weight->device_bytes};
+            if (std::find(have.begin(), have.end(), piece) == have.end()) add_once(result, piece);
         }
         return result;
     }
@@ -422,11 +495,11 @@ private:
     // quarter of it, so that the next ones can be uploaded meanwhile.
     void add_pieces(int i) {
         const Node & node = info_.nodes[static_cast<size_t>(i)];
-        std::vector<Weight *> pieces = new_pieces(node);
+        std::vector<Streamed> pieces = new_pieces(node);
         if (pieces.empty()) return;
         uint64_t bytes = 0;
-        for (Weight * weight : pieces)
-            bytes += weight->device_bytes;
+        for (const Streamed & piece : pieces)
+            bytes += piece.bytes;
         const Segment & open_segment = plan_.segments.back();
         const bool full =
             piece_bytes_ + bytes > cache_.ring.capacity_bytes() / 4 || open_segment.pieces.size() >= kMaxPieces;
@@ -435,9 +508,9 @@ private:
             seen_work_ = true;
             pieces = new_pieces(node);
         }
-        for (Weight * weight : pieces) {
-            plan_.segments.back().pieces.push_back(weight);
-            piece_bytes_ += weight->device_bytes;
+        for (const Streamed & piece : pieces) {
+            plan_.segments.back().pieces.push_back(piece);
+            piece_bytes_ += piece.bytes;
         }
     }
 

@@ -36,7 +36,8 @@ struct Segment {
     std::vector<int> state_writes; // into GraphInfo::state_writes
     std::vector<SubLayer *> residents;
     std::vector<State *> states;
-    std::vector<Weight *> pieces;
+    std::vector<Streamed> pieces;
+    bool by_rows = false; // one matrix multiplication, computed in as many parts as there are pieces
     int experts = -1; // its first nodes are the core of this group (GraphInfo::experts), handled by expert
     std::vector<DataPatch> data;
     std::vector<SourcePatch> sources;
@@ -54,11 +55,12 @@ struct Plan {
     uint64_t epoch = 0;
     int from = 0; // first node
     uint64_t max_segment_cost = UINT64_MAX;
+    bool partial = false; // goes on with a node that has a part of its result: not for another step
     bool uses_device = false;
     uint32_t n_fallback = 0;      // units the schedule wanted on the device
     uint32_t n_experts_whole = 0; // units of experts that are not handled by expert
     std::vector<Segment> segments;
-    std::vector<Weight *> stream_order;
+    std::vector<Streamed> stream_order;
     std::vector<ggml_tensor> shadows;     // device places of activation roots, by root
     std::deque<ggml_tensor> view_shadows; // of views of weights
     std::deque<ExpertPlace> experts;      // by GraphInfo::experts; their addresses stay
@@ -66,9 +68,12 @@ struct Plan {
 
 struct PlanLimits {
     uint32_t max_units_in_flight = 1;
+    uint32_t max_units_of_unknown_pace = 1; // in flight
     uint64_t max_segment_cost = UINT64_MAX; // of more than one sub-layer
     uint64_t ring_bytes = 0, reserve_bytes = 0, window_bytes = 0;
     uint64_t vision_bound_bytes = 0; // see Core
+    int rows_node = -1;    // a node that was stopped between its parts ...
+    int64_t rows_done = 0; // ... and the rows that its result has already
 };
 
 // Takes device memory as it goes; what cannot be had runs on the CPU.

@@ -9,6 +9,9 @@ namespace xlm {
 
 namespace {
 
+// Of a large matrix that is streamed: a millisecond or less on the link, and enough rows to keep a kernel busy.
+constexpr uint64_t kPartBytes = 8 << 20;
+
 // Which model buffers of this thread belong to; 0 outside of any scope.
 thread_local uint32_t scope_model = 0;
 
@@ -105,7 +108,10 @@ void Registry::add_weight(Model & model, HostBuffer & buffer, const ggml_tensor 
     weight->offset = sublayer.device_bytes;
     sublayer.device_bytes += weight->device_bytes;
     sublayer.host_bytes += ggml_nbytes(tensor);
-    sublayer.largest_piece_bytes = std::max(sublayer.largest_piece_bytes, weight->device_bytes);
+    // A plain matrix goes through the ring in parts where it has to.
+    const bool parts = tensor->ne[1] > 1 && tensor->ne[2] * tensor->ne[3] == 1;
+    const uint64_t piece_bytes = parts ? std::min(weight->device_bytes, kPartBytes) : weight->device_bytes;
+    sublayer.largest_piece_bytes = std::max(sublayer.largest_piece_bytes, piece_bytes);
     weights_[tensor] = weight.get();
     sublayer.weights.push_back(std::move(weight));
 }

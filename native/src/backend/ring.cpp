@@ -12,7 +12,8 @@ constexpr size_t kMaxPieces = 64, kMaxRetired = 96;
 bool Ring::ensure(uint64_t bytes, uint64_t largest, const LedgerView & view) {
     if (present()) return allocator_.capacity_bytes() >= largest;
     const uint64_t left = view.budget_bytes > view.used_bytes ? view.budget_bytes - view.used_bytes : 0;
-    if (bytes > left) bytes = left >= 2 * largest ? left / inner_.alignment() * inner_.alignment() : 0;
+    const uint64_t least = std::max(2 * largest, bytes / 4); // smaller parts than that cost more than the CPU does
+    if (bytes > left) bytes = left >= least ? left / inner_.alignment() * inner_.alignment() : 0;
     if (bytes < largest || bytes == 0) return false;
     buffer_ = inner_.allocate(Purpose::ring, bytes);
     if (!buffer_) return false;
@@ -23,6 +24,7 @@ bool Ring::ensure(uint64_t bytes, uint64_t largest, const LedgerView & view) {
 void Ring::forget() {
     if (!pieces_.empty()) inner_.synchronize(Stream::upload);
     pieces_.clear();
+    ahead_bytes_ = 0;
     order_.clear();
     next_ = 0;
     allocator_ = RingAllocator(allocator_.capacity_bytes());
@@ -36,23 +38,25 @@ void Ring::drop() {
     allocator_ = RingAllocator(0);
 }
 
-bool Ring::begin(const std::vector<Weight *> & order) {
+bool Ring::begin(const std::vector<Streamed> & order, uint64_t max_ahead_bytes) {
+    max_ahead_bytes_ = max_ahead_bytes;
     bool matches = pieces_.size() <= order.size();
     for (size_t i = 0; matches && i < pieces_.size(); i++)
-        matches = pieces_[i].weight == order[i];
+        matches = pieces_[i].what == order[i];
     if (!matches) forget();
     order_ = order;
     next_ = order_.empty() ? 0 : pieces_.size() % order_.size();
     return pump();
 }
 
-bool Ring::pump() {
+bool Ring::pump(size_t n_needed) {
     while (!order_.empty() && pieces_.size() < std::min(order_.size(), kMaxPieces)) {
-        Weight * weight = order_[next_];
-        const auto span = allocator_.allocate(weight->device_bytes);
+        const Streamed & what = order_[next_];
+        if (pieces_.size() >= n_needed && ahead_bytes_ + what.bytes > max_ahead_bytes_) return true;
+        const auto span = allocator_.allocate(what.bytes);
         if (!span) return true;
         next_ = (next_ + 1) % order_.size();
-        if (!upload(weight, *span)) return false;
+        if (!upload(what, *span)) return false;
     }
     return true;
 }
@@ -70,20 +74,27 @@ bool Ring::wait_for_readers(const RingSpan & span, bool on_host) {
     return on_host ? inner_.wait_host(read) : inner_.wait(Stream::upload, read);
 }
 
-bool Ring::upload(Weight * weight, const RingSpan & span) {
+bool Ring::upload(const Streamed & what, const RingSpan & span) {
+    Weight * weight = what.weight;
     const bool padded = inner_.needs_padding(weight->tensor); // written by the device outside of any stream
     if (!wait_for_readers(span, padded)) return false;
     pieces_.emplace_back();
     Piece & piece = pieces_.back();
-    piece.weight = weight;
+    piece.what = what;
     piece.span = span;
+    ahead_bytes_ += what.bytes;
     piece.tensor = weight->shadow;
     piece.tensor.buffer = buffer_.get();
     piece.tensor.data = buffer_.base() + span.offset;
+    if (what.n_rows > 0) {
+        piece.tensor.ne[1] = what.n_rows;
+        piece.tensor.nb[2] = piece.tensor.nb[3] = static_cast<size_t>(what.n_rows) * piece.tensor.nb[1];
+    }
     if (padded && !inner_.init_tensor(&piece.tensor)) return false;
-    const size_t bytes = ggml_nbytes(weight->tensor);
+    const size_t bytes = ggml_nbytes(&piece.tensor), from = static_cast<size_t>(what.first_row) * piece.tensor.nb[1];
+    const char * data = static_cast<const char *>(weight->tensor->data) + from;
     const TraceLabel before = inner_.label({static_cast<int32_t>(weight->sublayer->index), 1});
-    const bool ok = inner_.set(Stream::upload, &piece.tensor, weight->tensor->data, 0, bytes);
+    const bool ok = inner_.set(Stream::upload, &piece.tensor, data, 0, bytes);
     inner_.label(before);
     if (!ok) return false;
     stats_.n_pieces_streamed++;
@@ -93,16 +104,16 @@ bool Ring::upload(Weight * weight, const RingSpan & span) {
     return inner_.record(Stream::upload, piece.uploaded);
 }
 
-bool Ring::acquire(const std::vector<Weight *> & wanted) {
-    if (!pump()) return false;
-    for (size_t i = 0; i < wanted.size(); i++) {
-        if (i >= pieces_.size() || pieces_[i].weight != wanted[i]) return false;
+bool Ring::acquire(const Streamed * wanted, size_t n_wanted) {
+    if (!pump(n_wanted)) return false;
+    for (size_t i = 0; i < n_wanted; i++) {
+        if (i >= pieces_.size() || !(pieces_[i].what == wanted[i])) return false;
         Piece & piece = pieces_[i];
-        piece.weight->shadow.buffer = piece.tensor.buffer;
-        piece.weight->shadow.data = piece.tensor.data;
+        piece.what.weight->shadow.buffer = piece.tensor.buffer;
+        piece.what.weight->shadow.data = piece.tensor.data;
         if (piece.uploaded && !inner_.wait(Stream::compute, piece.uploaded)) return false;
     }
-    return inner_.has_events() || wanted.empty() || inner_.synchronize(Stream::upload);
+    return inner_.has_events() || n_wanted == 0 || inner_.synchronize(Stream::upload);
 }
 
 bool Ring::retire(size_t n_pieces) {
@@ -111,6 +122,7 @@ bool Ring::retire(size_t n_pieces) {
     if (read && !inner_.record(Stream::compute, read)) return false;
     for (size_t i = 0; i < n_pieces; i++) {
         retired_.push_back({pieces_.front().span, read});
+        ahead_bytes_ -= pieces_.front().what.bytes;
         pieces_.pop_front();
         allocator_.pop_front();
     }

@@ -16,11 +16,23 @@
 
 namespace xlm {
 
+// What goes through the ring at once: a weight, or some of its rows.
+struct Streamed {
+    Weight * weight = nullptr;
+    int64_t first_row = 0;
+    int64_t n_rows = 0; // 0: all of it
+    uint64_t bytes = 0; // on the device
+
+    bool operator==(const Streamed & other) const {
+        return weight == other.weight && first_row == other.first_row && n_rows == other.n_rows;
+    }
+};
+
 class Ring {
 public:
     Ring(Inner & inner, Stats & stats) : inner_(inner), stats_(stats) {}
 
-    // A ring of `bytes`, or of what the budget leaves if that still holds two pieces of `largest`.
+    // A ring of `bytes`, or of what the budget leaves if that is a quarter of it and holds two pieces of `largest`.
     bool ensure(uint64_t bytes, uint64_t largest, const LedgerView & view);
     uint64_t capacity_bytes() const { return allocator_.capacity_bytes(); }
     bool present() const { return static_cast<bool>(buffer_); }
@@ -28,17 +40,18 @@ public:
     void drop();   // the memory too
 
     // What the coming graph streams, in order. Pieces already there are kept as far as they match.
-    bool begin(const std::vector<Weight *> & order);
-    // Queues uploads as far as the ring has room, into the next step if need be.
-    bool pump();
+    // At most `max_ahead_bytes` (or one piece) are queued ahead: a reclaim waits for them.
+    bool begin(const std::vector<Streamed> & order, uint64_t max_ahead_bytes);
     // Points the shadows of the next pieces at their places and makes compute wait for them.
-    bool acquire(const std::vector<Weight *> & pieces);
+    bool acquire(const Streamed * wanted, size_t n_wanted);
+    // The device's view of an acquired piece.
+    const ggml_tensor & tensor(size_t i) const { return pieces_[i].tensor; }
     // Their work is submitted.
     bool retire(size_t n_pieces);
 
 private:
     struct Piece {
-        Weight * weight = nullptr;
+        Streamed what;
         RingSpan span;
         ggml_tensor tensor{};
         ggml_backend_event_t uploaded = nullptr;
@@ -48,15 +61,18 @@ private:
         ggml_backend_event_t read = nullptr;
     };
 
-    bool upload(Weight * weight, const RingSpan & span);
+    // Queues uploads as far as there is room, into the next step if need be; the first `n_needed` in any case.
+    bool pump(size_t n_needed = 1);
+    bool upload(const Streamed & what, const RingSpan & span);
     bool wait_for_readers(const RingSpan & span, bool on_host);
 
     Inner & inner_;
     Stats & stats_;
     DeviceBuffer buffer_;
     RingAllocator allocator_;
-    std::vector<Weight *> order_;
-    size_t next_ = 0; // into order_, the next piece to upload
+    std::vector<Streamed> order_;
+    uint64_t max_ahead_bytes_ = 0, ahead_bytes_ = 0; // of pieces_
+    size_t next_ = 0;                                // into order_, the next piece to upload
     std::deque<Piece> pieces_;
     std::deque<Retired> retired_;
 };

@@ -42,9 +42,9 @@ bool WorkAhead::mark_uploads() {
     return !inner_.has_events() || push(upload_pace_, bytes, 0);
 }
 
-WorkAhead::Fed WorkAhead::upload(ggml_tensor & target, const void * data, size_t begin, size_t end, Gate & gate) {
+WorkAhead::Fed WorkAhead::upload(ggml_tensor & target, const void * data, size_t begin, size_t end, Gate * gate) {
     while (begin < end) {
-        if (gate.requested()) return Fed::interrupted;
+        if (gate && gate->requested()) return Fed::interrupted;
         const size_t bytes = std::min<size_t>(end - begin, kPieceBytes);
         if (!make_room(upload_pace_.predict_ns(bytes), 0, UINT32_MAX)) return Fed::lost;
         if (!inner_.set(stream_, &target, static_cast<const char *>(data) + begin, begin, bytes)) return Fed::lost;
@@ -55,7 +55,7 @@ WorkAhead::Fed WorkAhead::upload(ggml_tensor & target, const void * data, size_t
     return Fed::done;
 }
 
-WorkAhead::Fed WorkAhead::upload(Cache & cache, SubLayer & sublayer, Gate & gate) {
+WorkAhead::Fed WorkAhead::upload(Cache & cache, SubLayer & sublayer, Gate * gate) {
     if (!cache.point_at_copy(sublayer)) return Fed::lost;
     for (auto & weight : sublayer.weights) {
         const size_t bytes = ggml_nbytes(weight->tensor);

@@ -27,10 +27,10 @@ public:
     bool make_room(uint64_t ns, uint32_t n_units, uint32_t max_units);
     // Work was submitted; `pace` learns from how long it takes. Without events it is waited for.
     bool submitted(Pace & pace, uint64_t cost, uint32_t n_units);
-    // Copies to the device in pieces, and stops between two of them when a reclaim is asked for.
-    Fed upload(ggml_tensor & target, const void * data, size_t begin, size_t end, Gate & gate);
+    // Copies to the device in pieces, and stops between two of them when a reclaim is asked for (no gate: never).
+    Fed upload(ggml_tensor & target, const void * data, size_t begin, size_t end, Gate * gate);
     // The same for a whole sub-layer whose memory is there. It counts as uploaded once all is queued.
-    Fed upload(Cache & cache, SubLayer & sublayer, Gate & gate);
+    Fed upload(Cache & cache, SubLayer & sublayer, Gate * gate);
     // The event behind the newest work; nullptr when nothing is queued.
     ggml_backend_event_t newest() const { return items_.empty() ? nullptr : items_.back().event; }
     // Waits for all of it.
