@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -90,7 +90,7 @@ class Bench:
         self.runtime = Runtime(self.device, made, threads, log, lambda _done: True)
         self.model = self.runtime.model_facts(warmup.measure_scratch(self.runtime, lambda _done: None))
         self.facts = devices.facts(self.device, config, n_threads=threads)
-        card = card_of_sim(config.sim) if machine == "modelled" else None
+        card = card_of_sim(config.sim) if machine != "cpu" else None  # exact: planned as for that card, too
         self.planner = ShardingPlanner(profile=load_profile(profile), card=card)
 
     def close(self) -> None:
@@ -124,9 +124,14 @@ class Bench:
             yield self._row(share, schedule, tokens, depth)
 
     def _row(self, share: float, schedule: link.Schedule, tokens: int, depth: int) -> Row:
+        from xlm_broker.planner.sharding.modelled import Emulated, Modelled
         from xlm_broker.planner.sharding.predict import modes_of, predicted_step
 
         planning = self.planner.planning(self.model, self.facts)
+        if self.machine == "exact":
+            kernels = planning.kernels
+            assert isinstance(kernels, Modelled)
+            planning = replace(planning, kernels=Emulated(kernels.host))
         trace = predicted_step(planning, schedule, tokens, depth)
         tier = next(t for t in schedule.tiers if tokens <= t.max_tokens)
         modes = modes_of(planning, tier.placement).tolist()

@@ -132,3 +132,29 @@ class Modelled:
     def _ns(self, flops: float, read_bytes: float) -> float:
         by_flops, by_bytes = flops / self.card.flops_s, read_bytes / self.card.memory_bytes_s
         return 1e9 * max(by_flops, by_bytes) + self.card.op_launch_ns
+
+
+@dataclass
+class Emulated:
+    """``Kernels`` of the virtual GPU in exact mode: it computes with the CPU's own."""
+
+    host: Kernels
+
+    def fallbacks(self) -> dict[str, int]:
+        return self.host.fallbacks()
+
+    def matmul(self, where: Where, op: MatMul, tokens: float) -> float:
+        return self.host.matmul(_on_host(where), op, tokens)
+
+    def experts(self, where: Where, op: Experts, tokens: float) -> float:
+        return self.host.experts(_on_host(where), op, tokens)
+
+    def attention(self, where: Where, op: Attention, tokens: float, context: float) -> float:
+        return self.host.attention(_on_host(where), op, tokens, context)
+
+    def small(self, where: Where, op: str, row_elements: int, tokens: float) -> float:
+        return self.host.small(_on_host(where), op, row_elements, tokens)
+
+
+def _on_host(where: Where) -> Where:
+    return "cpu" if where == "gpu" else where

@@ -7,6 +7,7 @@ import pytest
 from xlm.errors import ShapeError
 from xlm.protocol.link import RESIDENT, SimConfig
 from xlm_broker.planner.sharding import CardRates, ShardingPlanner, card_of_sim, modelled_machine
+from xlm_broker.planner.sharding.modelled import Emulated, Modelled
 from xlm_broker.planner.sharding.work import Attention, Experts, MatMul
 
 from . import examples
@@ -54,3 +55,11 @@ def test_a_planner_for_a_card() -> None:
     whole = ShardingPlanner(card=CARD).plan(model, SIM, 1 << 30, schedule_id=1)
     placed = [sub.index for sub in model.sublayers if sub.kind != "lookup"]
     assert all(tier.placement[index] == RESIDENT for tier in whole.tiers for index in placed)
+
+
+def test_an_exact_virtual_gpu_takes_the_cpus_times() -> None:
+    _, kernels, _ = modelled_machine(CARD)
+    assert isinstance(kernels, Modelled)
+    emulated, product = Emulated(kernels.host), MatMul("Q8_0", 1024, 2048, 2_000_000.0)
+    assert emulated.matmul("gpu", product, 4) == kernels.host.matmul("cpu", product, 4)
+    assert emulated.small("gpu", "ADD", 576, 4) == kernels.host.small("cpu", "ADD", 576, 4)
