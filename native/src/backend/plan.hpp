@@ -38,7 +38,7 @@ struct Segment {
     std::vector<State *> states;
     std::vector<Streamed> pieces;
     bool by_rows = false; // one matrix multiplication, computed in as many parts as there are pieces
-    int experts = -1; // its first nodes are the core of this group (GraphInfo::experts), handled by expert
+    int experts = -1;     // its first nodes are the core of this group (GraphInfo::experts), handled by expert
     std::vector<DataPatch> data;
     std::vector<SourcePatch> sources;
 };
@@ -72,8 +72,8 @@ struct PlanLimits {
     uint64_t max_segment_cost = UINT64_MAX; // of more than one sub-layer
     uint64_t ring_bytes = 0, reserve_bytes = 0, window_bytes = 0;
     uint64_t vision_bound_bytes = 0; // see Core
-    int rows_node = -1;    // a node that was stopped between its parts ...
-    int64_t rows_done = 0; // ... and the rows that its result has already
+    int rows_node = -1;              // a node that was stopped between its parts ...
+    int64_t rows_done = 0;           // ... and the rows that its result has already
 };
 
 // Takes device memory as it goes; what cannot be had runs on the CPU.
