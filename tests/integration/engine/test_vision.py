@@ -75,6 +75,11 @@ def encode(engine: Rig, image: Image) -> Seen:
     return seen
 
 
+def segments(engine: Rig) -> int:
+    stats = engine.device.stats()
+    return stats["n_segments_device"] + stats["n_segments_cpu"]
+
+
 def same(seen: Seen, expected: list[np.ndarray]) -> bool:
     return len(seen.embeddings) == len(expected) and all(
         mine is not None and np.array_equal(mine, theirs)
@@ -126,6 +131,9 @@ def test_budget_changes_in_mid_encode_change_nothing(clean: Rig, stock: StockVlm
         while not stop.is_set():
             budget = budgets[len(seen_budgets) % len(budgets)]
             release = clean.device.set_budget(budget, 10**10)
+            done = segments(clean)
+            while segments(clean) == done and not stop.is_set():  # every change meets an encoding that goes on
+                stop.wait(0.001)
             seen_budgets.append(release.completed and release.used_bytes <= budget)
 
     thread = threading.Thread(target=game)
