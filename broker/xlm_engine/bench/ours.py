@@ -98,7 +98,7 @@ class OurSide:
         self.sim.charge(request.card)
         for last in (False, False, True):
             self._device.trace(TRACE_EVENTS if last else 0)
-            self.steps.prefill(request.depth, request.tokens, 0.0, 0)
+            self.steps.prompt_step(request.depth, request.tokens, 0.0, 0)
         events = [dataclasses.asdict(event) for event in self._device.read_trace(TRACE_EVENTS)]
         self._device.trace(0)
         sublayers = [{"index": s.index, "layer": s.layer, "kind": s.kind} for s in self._device.sublayers()]

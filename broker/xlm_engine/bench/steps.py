@@ -121,12 +121,13 @@ class Steps:
 
         ``lead``: steps of the same size right before it, not counted, for a step in the middle of a prompt.
         """
-        first = self._prefill(depth, count, limit_s, lead)
+        first = self.prompt_step(depth, count, limit_s, lead)
         if not 0 < first < REPEATED_BELOW_S * 1e9:
             return first
-        return min(first, self._prefill(depth, count, limit_s, lead) or first)
+        return min(first, self.prompt_step(depth, count, limit_s, lead) or first)
 
-    def _prefill(self, depth: int, count: int, limit_s: float, lead: int) -> int:
+    def prompt_step(self, depth: int, count: int, limit_s: float, lead: int) -> int:
+        """``prefill``, once."""
         timer = threading.Timer(limit_s, self._stop) if self._stop is not None and limit_s > 0 else None
         if timer is not None:
             timer.start()
