@@ -98,7 +98,8 @@ void test_whoever_is_quicker_gets_the_misses() {
     CHECK_EQ(n_to_upload(pairs, rates(100, 10), 0), size_t{4});             // not in this step
     CHECK_EQ(n_to_upload(pairs, rates(100, 10), 64), size_t{0});            // all on the CPU: 40
     CHECK_EQ(n_to_upload(pairs, rates(100, 100), 64), size_t{2});           // half and half
-    CHECK_EQ(n_to_upload(pairs, rates(100, 100, 0, 250), 64), size_t{4});   // not worth the way there
+    CHECK_EQ(n_to_upload(pairs, rates(100, 100, 0, 250), 64), size_t{3});   // 250 and 100 there, 300 here
+    CHECK_EQ(n_to_upload(pairs, rates(100, 100, 0, 350), 64), size_t{4});   // not worth the way there
     CHECK_EQ(n_to_upload({1, 1, 8, 8}, rates(100, 10, 50), 64), size_t{3}); // many tokens: slow on the CPU
     CHECK_EQ(n_to_upload({1, 40, 40}, rates(100, 1), 64), size_t{2});       // no more pairs than allowed
 }
