@@ -4,6 +4,16 @@
 
 namespace xlm {
 
+namespace {
+
+// The place of a copy that is no more.
+void nowhere(ggml_tensor & shadow) {
+    shadow.buffer = nullptr;
+    shadow.data = nullptr;
+}
+
+} // namespace
+
 bool Cache::fits_beside_reserve(uint64_t bytes, uint64_t reserve_bytes) const {
     return bytes <= room_beside_reserve(reserve_bytes);
 }
@@ -126,6 +136,8 @@ void Cache::drop_copy(SubLayer & sublayer) {
     if (!sublayer.copy) return;
     sublayer.copy.reset();
     sublayer.uploaded = false;
+    for (auto & weight : sublayer.weights)
+        nowhere(weight->shadow);
     stats_.n_evictions++;
     changed();
 }
@@ -134,6 +146,7 @@ void Cache::drop_state(State & state) {
     if (!state.copy) return;
     state.copy.reset();
     state.unflushed.clear();
+    nowhere(state.shadow);
     changed();
 }
 

@@ -226,8 +226,9 @@ ggml_status Executor::run_by_plans(ggml_cgraph & graph, Known & entry, uint32_t 
         inputs_saved = true;
         epoch_ = plan.epoch;
         const Outcome outcome = run_plan(graph, info, plan, limits);
+        if (outcome != Outcome::done) core_.inner.drain(); // what it still reads must not be freed or written to
         ahead_.forget();
-        packed_masks_.clear(); // the device is idle
+        packed_masks_.clear();
         packed_bytes_ = 0;
         if (outcome == Outcome::done) return GGML_STATUS_SUCCESS;
         if (outcome == Outcome::lost) return replay(graph, info);

@@ -610,10 +610,12 @@ private:
         patched_.clear();
         for (int i = segment.first; i <= segment.last; i++) {
             ggml_tensor * node = graph_.nodes[i];
+            patch_self(segment, node);
+            // A view computes nothing, and what it views may have no place on the device now.
+            if (info_.nodes[static_cast<size_t>(i)].view) continue;
             const ExpertMatmul * matmul = expert_matmul(segment, i);
             for (ggml_tensor *& slot : node->src)
                 if (slot && !(matmul && patch_expert_source(segment, *matmul, slot))) patch_source(segment, slot);
-            patch_self(segment, node);
         }
     }
 
