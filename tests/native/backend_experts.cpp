@@ -1,6 +1,6 @@
 // Experts one by one: the same bits as the CPU for every form of mixture, whatever the number of slots, the
 // budget, and who takes memory away meanwhile.
-#include "backend_toy.hpp"
+#include "backend_storm.hpp"
 
 #include <atomic>
 #include <functional>
@@ -328,6 +328,17 @@ void test_reclaim_from_another_thread() {
     CHECK_EQ(memory().over_budget_events, uint64_t{0});
 }
 
+void test_storm_of_budgets() {
+    Pair pair(36, plain_form());
+    std::mt19937 random(37);
+    const Storm storm;
+    for (int i = 0; i < 60; i++) {
+        random_schedule(random);
+        CHECK(pair.step(random, i % 5 == 0 ? 16 : 1));
+    }
+    CHECK(pair.same_caches());
+}
+
 void test_failing_allocations_only_slow_down() {
     Pair pair(33, plain_form());
     std::mt19937 random(34);
@@ -460,6 +471,7 @@ constexpr Case kCases[] = {
     {"settle", test_settle_fills_slots_again},
     {"budgets", test_random_budgets_and_slots},
     {"reclaim", test_reclaim_from_another_thread},
+    {"storm", test_storm_of_budgets},
     {"allocations", test_failing_allocations_only_slow_down},
     {"lost", test_lost_device_costs_no_token},
     {"abort", test_abort_keeps_the_context_usable},

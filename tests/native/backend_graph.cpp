@@ -1,6 +1,6 @@
 // A toy model on XLM0 over the virtual GPU against the same model on the CPU: equal bits,
 // whatever the placements and budgets, and never a byte above the budget.
-#include "backend_toy.hpp"
+#include "backend_storm.hpp"
 
 #include <atomic>
 #include <thread>
@@ -297,6 +297,22 @@ void test_reclaims_between_the_parts_of_a_matrix() {
     CHECK(pair.step(random, 1));
 }
 
+// Every step comes to its end, with the same bits: no segment gives way more than once.
+void test_storm_of_budgets() {
+    for (const uint64_t ring_bytes : {128 << 10, 5 << 10}) { // in whole matrices, in parts
+        Pair pair(30);
+        std::mt19937 random(31);
+        const Storm storm;
+        for (int i = 0; i < 40; i++) {
+            set_placements(i % 2 ? random_placement(random)
+                                 : std::vector<uint8_t>(xlm_device_sublayer_count(), XLM_PLACE_STREAM),
+                           ring_bytes);
+            CHECK(pair.step(random, i % 6 == 0 ? 7 : 1));
+        }
+        CHECK(pair.same_caches());
+    }
+}
+
 // After a grow only the cells that the step touches are copied, however large the cache is.
 void test_untouched_state_stays_home() {
     Pair pair(16);
@@ -519,6 +535,7 @@ constexpr Case kCases[] = {
     {"lost_unseen", test_a_loss_undone_unseen_costs_no_token},
     {"large_matrix", test_matrix_larger_than_the_ring},
     {"parts", test_reclaims_between_the_parts_of_a_matrix},
+    {"storm", test_storm_of_budgets},
     {"untouched", test_untouched_state_stays_home},
     {"state", test_state_written_in_place_and_restored},
     {"trace", test_trace},

@@ -303,6 +303,48 @@ void test_gate_serves_every_request() {
     CHECK(served > 0);
 }
 
+// Who asks again before the last request is served keeps nobody at a border, and none of it is left behind.
+void test_gate_comes_to_an_end_of_requests() {
+    int served = 0;
+    bool met = false;
+    Gate * asked = nullptr;
+    Gate gate(
+        [&] {
+            served++;
+            CHECK(!asked->request(std::chrono::nanoseconds(0)));
+        },
+        [&] { return met; });
+    asked = &gate;
+    const GateGuard guard(gate);
+    CHECK(!gate.request(std::chrono::nanoseconds(0)));
+    gate.serve_requests();
+    CHECK_EQ(served, 1);
+    CHECK(gate.requested()); // the one that came meanwhile: the budget is not known to be met
+    met = true;
+    gate.serve_requests();
+    CHECK_EQ(served, 2);
+    CHECK(!gate.requested());
+}
+
+// However quickly requests follow each other: who waits for the gate gets it.
+void test_gate_is_had_among_requests() {
+    Gate gate([] {}, [] { return true; });
+    std::atomic<bool> done{false};
+    std::vector<std::thread> games;
+    for (int i = 0; i < 3; i++)
+        games.emplace_back([&] {
+            while (!done)
+                CHECK(gate.request(std::chrono::minutes(5)));
+        });
+    for (int i = 0; i < 2000; i++) {
+        const GateGuard guard(gate);
+        const GateWindow window(gate);
+    }
+    done = true;
+    for (std::thread & game : games)
+        game.join();
+}
+
 void test_rests_for_what_was_computed() {
     constexpr uint64_t ms = 1'000'000;
     Rests rests;
@@ -361,6 +403,8 @@ int main() {
     test_eviction_order();
     test_schedule_is_checked();
     test_gate_serves_every_request();
+    test_gate_comes_to_an_end_of_requests();
+    test_gate_is_had_among_requests();
     test_rests_for_what_was_computed();
     test_a_reclaim_and_a_wake_end_a_rest();
     std::puts("ok");

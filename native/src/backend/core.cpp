@@ -14,10 +14,10 @@ Core & core() {
     return *instance;
 }
 
-Core::Core() : gate([this] { reclaim(); }) {}
+Core::Core() : gate([this] { reclaim(); }, [this] { return met_budget(); }) {}
 
 void Core::reclaim() {
-    const uint64_t begin_ns = now_ns();
+    const uint64_t begin_ns = now_ns(), asked_bytes = ledger.budget_bytes();
     if (ledger.over_budget()) {
         // Memory in use must not be freed. Uploads go to the ring only, which waits for its own when it goes.
         inner.synchronize(Stream::compute);
@@ -27,7 +27,14 @@ void Core::reclaim() {
     cache.changed(); // a grown budget lets plans hope again
     stats.n_reclaims++;
     stats.reclaim_ns_max.raise_to(now_ns() - begin_ns);
-    if (ledger.over_budget()) stats.over_budget_events++;
+    const LedgerView view = ledger.view(); // a budget that shrank meanwhile is the next service's
+    if (view.used_bytes > std::max(asked_bytes, view.budget_bytes)) stats.over_budget_events++;
+}
+
+bool Core::met_budget() {
+    if (ledger.over_budget()) return false;
+    cache.changed();
+    return true;
 }
 
 void Core::take_schedule() {

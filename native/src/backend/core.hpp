@@ -56,6 +56,7 @@ struct Core {
 
     void forget_buffer(HostBuffer * buffer); // takes both
     void reclaim();                          // the gate's service
+    bool met_budget();                       // whether it has nothing left to do; holds the gate
 
 private:
     void apply(Schedule & schedule);

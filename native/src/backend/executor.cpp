@@ -173,7 +173,7 @@ ggml_status Executor::run_locked(ggml_cgraph & graph) {
     on_host_.assign(info.roots.size(), 1);
     on_device_.assign(info.roots.size(), 0);
     host_state_changed_ = false;
-    interrupted_at_ = rows_node_ = -1;
+    gave_way_at_ = rows_node_ = -1;
 
     core_.gate.acquire();
     struct Release {
@@ -379,27 +379,36 @@ Executor::Outcome Executor::run_plan(ggml_cgraph & graph, const GraphInfo & info
     if (plan.uses_device && !core_.cache.ring.begin(plan.stream_order, ahead_bytes)) return Outcome::lost;
     for (size_t s = 0; s < plan.segments.size();) {
         const Segment & segment = plan.segments[s];
-        if (!rest_at_border()) return Outcome::lost;
-        const bool stop = core_.gate.requested() || core_.abort_step.load();
-        if (stop || !segment.on_device) {
-            if (!canonicalise(info, plan, segment.first)) return Outcome::lost;
-            core_.gate.serve_requests();
-        }
+        if (!rest_at_border() || !serve_at_border(info, plan, segment)) return Outcome::lost;
         if (core_.abort_step.load()) return Outcome::aborted;
-        if (core_.cache.epoch() != epoch_) {
-            plan.from = segment.first;
+        if (segment.on_device && core_.cache.epoch() != epoch_) { // one for the CPU needs nothing of the plan's
+            gave_way_at_ = plan.from = segment.first;
             return Outcome::replan;
         }
         const Outcome outcome = segment.on_device ? run_device_segment(graph, info, plan, segment, limits)
                                                   : run_cpu_segment(graph, info, plan, segment);
         if (outcome == Outcome::interrupted) { // by a reclaim, before anything of it ran
-            interrupted_at_ = segment.first;
+            gave_way_at_ = segment.first;
+            if (!give_way(info, plan, segment)) return Outcome::lost;
             continue;
         }
         if (outcome != Outcome::done) return outcome;
         s++;
     }
     return canonicalise(info, plan, graph.n_nodes) ? Outcome::done : Outcome::lost;
+}
+
+// A segment that gave way once runs before the next reclaim is served: else a storm of them would have it planned
+// anew for ever.
+bool Executor::serve_at_border(const GraphInfo & info, Plan & plan, const Segment & segment) {
+    const bool asked = gave_way_at_ != segment.first && core_.gate.requested();
+    return (!asked && segment.on_device && !core_.abort_step.load()) || give_way(info, plan, segment);
+}
+
+bool Executor::give_way(const GraphInfo & info, Plan & plan, const Segment & segment) {
+    if (!canonicalise(info, plan, segment.first)) return false;
+    core_.gate.serve_requests();
+    return true;
 }
 
 // What was submitted is waited for, so that the device idles too.
@@ -454,7 +463,7 @@ WorkAhead::Fed Executor::upload_state(State & state, Gate * gate) {
 }
 
 Executor::Outcome Executor::upload_copies(const Segment & segment) {
-    Gate * gate = interrupted_at_ == segment.first ? nullptr : &core_.gate;
+    Gate * gate = gave_way_at_ == segment.first ? nullptr : &core_.gate;
     const auto outcome = [](WorkAhead::Fed fed) {
         return fed == WorkAhead::Fed::interrupted ? Outcome::interrupted : Outcome::lost;
     };

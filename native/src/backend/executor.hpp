@@ -70,6 +70,8 @@ private:
     void read_state_rows(const ggml_cgraph & graph, const GraphInfo & info);
 
     bool rest_at_border();
+    bool serve_at_border(const GraphInfo & info, Plan & plan, const Segment & segment);
+    bool give_way(const GraphInfo & info, Plan & plan, const Segment & segment); // to the reclaims asked for
     Outcome run_plan(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const PlanLimits & limits);
     Outcome run_device_segment(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment,
                                const PlanLimits & limits);
@@ -123,8 +125,8 @@ private:
     std::deque<std::vector<char>> packed_masks_; // on their way to the device
     uint64_t packed_bytes_ = 0;
     Pace vision_pace_;
-    int interrupted_at_ = -1; // a segment gives way to reclaims once: a storm of them must not hold a step up for ever
-    int rows_node_ = -1;      // see PlanLimits
+    int gave_way_at_ = -1; // a segment gives way to reclaims once: a storm of them must not hold a step up for ever
+    int rows_node_ = -1;   // see PlanLimits
     int64_t rows_done_ = 0;
     uint64_t epoch_ = 0;
 };

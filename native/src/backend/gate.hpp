@@ -13,13 +13,19 @@ namespace xlm {
 
 class Gate {
 public:
-    // `service` brings the device memory down to the budget; called with the gate held.
-    explicit Gate(std::function<void()> service) : service_(std::move(service)) {}
+    // `service` brings the device memory down to the budget; called with the gate held. `met` tells whether it is
+    // within the budget of this moment, so that what was asked during a service needs none of its own.
+    explicit Gate(
+        std::function<void()> service, std::function<bool()> met = [] { return false; })
+        : service_(std::move(service)), met_(std::move(met)) {}
 
     void acquire() {
         std::unique_lock<std::mutex> lock(mutex_);
+        n_waiting_++;
         changed_.wait(lock, [&] { return !held_; });
+        n_waiting_--;
         held_ = true;
+        overtaken_ = false;
     }
 
     // Serves what was asked meanwhile, so that no request is left between two holders.
@@ -38,10 +44,10 @@ public:
         return requested_ != served_;
     }
 
+    // What was asked so far; what is asked meanwhile may have to wait for the next border.
     void serve_requests() {
         std::unique_lock<std::mutex> lock(mutex_);
-        while (requested_ != served_)
-            serve(lock);
+        if (requested_ != served_) serve(lock);
     }
 
     // For who computes: sleeps, until a reclaim is asked for or `over` says so. Whoever changes what `over` looks at
@@ -61,7 +67,8 @@ public:
     bool request(std::chrono::nanoseconds timeout) {
         std::unique_lock<std::mutex> lock(mutex_);
         const uint64_t mine = ++requested_;
-        if (!held_) {
+        if (!held_ && (n_waiting_ == 0 || !overtaken_)) { // once before who waits: a storm must not keep it out
+            overtaken_ = n_waiting_ > 0;
             held_ = true;
             while (requested_ != served_)
                 serve(lock);
@@ -80,14 +87,16 @@ private:
         lock.unlock();
         service_();
         lock.lock();
-        served_ = upto;
+        served_ = met_() ? requested_ : upto;
         changed_.notify_all();
     }
 
     std::function<void()> service_;
+    std::function<bool()> met_; // called under the mutex
     std::mutex mutex_;
     std::condition_variable changed_;
-    bool held_ = false;
+    bool held_ = false, overtaken_ = false; // by a request, whoever waits in acquire()
+    int n_waiting_ = 0;
     uint64_t requested_ = 0, served_ = 0;
 };
 
