@@ -10,7 +10,7 @@ target_compile_definitions(backend_graph PRIVATE XLM_SIM_LIBRARY="$<TARGET_FILE:
 add_dependencies(backend_graph ggml-xlm-sim)
 
 set(xlm_backend_tests backend_pure backend_analyse backend_tiles)
-foreach(subject sublayers uniform combinations budgets regrow reclaim allocations lost lost_unseen large_matrix parts storm untouched
+foreach(subject sublayers uniform combinations budgets regrow reclaim allocations lost lost_unseen large_matrix parts storm pestered untouched
   state trace trace_threads models abort order closed)
   add_test(NAME backend_${subject} COMMAND backend_graph ${subject})
   list(APPEND xlm_backend_tests backend_${subject})
@@ -24,7 +24,7 @@ add_executable(backend_experts backend_experts.cpp)
 target_link_libraries(backend_experts PRIVATE xlm_backend_objects)
 target_compile_definitions(backend_experts PRIVATE XLM_SIM_LIBRARY="$<TARGET_FILE:ggml-xlm-sim>")
 add_dependencies(backend_experts ggml-xlm-sim)
-foreach(subject forms traffic prefill placements no_memory other_form resize settle budgets reclaim storm allocations lost abort models bad_calls)
+foreach(subject forms traffic prefill placements no_memory other_form resize settle budgets reclaim storm pestered allocations lost abort models bad_calls)
   add_test(NAME backend_experts_${subject} COMMAND backend_experts ${subject})
   set_tests_properties(backend_experts_${subject} PROPERTIES
     TIMEOUT 300
@@ -35,7 +35,7 @@ add_executable(backend_vision backend_vision.cpp)
 target_link_libraries(backend_vision PRIVATE xlm_backend_objects)
 target_compile_definitions(backend_vision PRIVATE XLM_SIM_LIBRARY="$<TARGET_FILE:ggml-xlm-sim>")
 add_dependencies(backend_vision ggml-xlm-sim)
-foreach(subject budgets views storm)
+foreach(subject budgets views storm pestered)
   add_test(NAME backend_vision_${subject} COMMAND backend_vision ${subject})
   set_tests_properties(backend_vision_${subject} PROPERTIES
     TIMEOUT 1200

@@ -339,6 +339,17 @@ void test_storm_of_budgets() {
     CHECK(pair.same_caches());
 }
 
+void test_request_at_every_border() {
+    Pair pair(38, plain_form());
+    std::mt19937 random(39);
+    const Pester pester;
+    for (int i = 0; i < 20; i++) {
+        random_schedule(random);
+        CHECK(pair.step(random, i % 5 == 0 ? 16 : 1));
+    }
+    CHECK(pair.same_caches());
+}
+
 void test_failing_allocations_only_slow_down() {
     Pair pair(33, plain_form());
     std::mt19937 random(34);
@@ -472,6 +483,7 @@ constexpr Case kCases[] = {
     {"budgets", test_random_budgets_and_slots},
     {"reclaim", test_reclaim_from_another_thread},
     {"storm", test_storm_of_budgets},
+    {"pestered", test_request_at_every_border},
     {"allocations", test_failing_allocations_only_slow_down},
     {"lost", test_lost_device_costs_no_token},
     {"abort", test_abort_keeps_the_context_usable},

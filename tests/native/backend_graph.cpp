@@ -313,6 +313,20 @@ void test_storm_of_budgets() {
     }
 }
 
+void test_request_at_every_border() {
+    Pair pair(32);
+    std::mt19937 random(33);
+    const Pester pester;
+    for (const uint64_t ring_bytes : {128 << 10, 5 << 10}) {
+        for (const uint8_t place : {XLM_PLACE_RESIDENT, XLM_PLACE_STREAM}) {
+            set_placements(std::vector<uint8_t>(xlm_device_sublayer_count(), place), ring_bytes);
+            for (int i = 0; i < 5; i++)
+                CHECK(pair.step(random, i == 0 ? 7 : 1));
+        }
+    }
+    CHECK(pair.same_caches());
+}
+
 // After a grow only the cells that the step touches are copied, however large the cache is.
 void test_untouched_state_stays_home() {
     Pair pair(16);
@@ -536,6 +550,7 @@ constexpr Case kCases[] = {
     {"large_matrix", test_matrix_larger_than_the_ring},
     {"parts", test_reclaims_between_the_parts_of_a_matrix},
     {"storm", test_storm_of_budgets},
+    {"pestered", test_request_at_every_border},
     {"untouched", test_untouched_state_stays_home},
     {"state", test_state_written_in_place_and_restored},
     {"trace", test_trace},

@@ -47,4 +47,26 @@ private:
     std::vector<std::thread> threads_;
 };
 
+// A request is asked for at every border, and the budget never falls: all that wants the device stays there.
+class Pester {
+public:
+    Pester() {
+        set_budget(kMuch);
+        thread_ = std::thread([this] {
+            while (!done_)
+                CHECK_EQ(xlm_device_set_budget(kMuch, 0, nullptr), XLM_OK);
+        });
+    }
+    ~Pester() {
+        done_ = true;
+        thread_.join();
+    }
+    Pester(const Pester &) = delete;
+    Pester & operator=(const Pester &) = delete;
+
+private:
+    std::atomic<bool> done_{false};
+    std::thread thread_;
+};
+
 } // namespace toy

@@ -242,6 +242,18 @@ void test_storm_of_budgets() {
     }
 }
 
+void test_request_at_every_border() {
+    Towers towers(4, 60);
+    const Pester pester;
+    const uint64_t before = stats().n_attention_tiles;
+    for (const uint8_t place : {XLM_PLACE_RESIDENT, XLM_PLACE_STREAM}) {
+        place_tower(place, 5 << 10);
+        for (int i = 0; i < 3; i++)
+            CHECK(towers.same());
+    }
+    CHECK(stats().n_attention_tiles > before);
+}
+
 struct Case {
     const char * name;
     void (*run)();
@@ -251,6 +263,7 @@ constexpr Case kCases[] = {
     {"budgets", test_every_placement_and_budget},
     {"views", test_view_of_a_dropped_weight},
     {"storm", test_storm_of_budgets},
+    {"pestered", test_request_at_every_border},
 };
 
 } // namespace
