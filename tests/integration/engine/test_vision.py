@@ -119,7 +119,7 @@ def test_budget_changes_in_mid_encode_change_nothing(clean: Rig, stock: StockVlm
     expected = stock.embeddings(image)
     clean.set_budget(64 * MIB)
     stop = threading.Event()
-    seen_budgets = []
+    seen_budgets: list[bool] = []
 
     def game() -> None:
         budgets = [0, 64 * MIB, 2 * MIB, 9 * MIB, 64 * MIB, 500_000]
