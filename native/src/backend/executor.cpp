@@ -40,35 +40,6 @@ private:
     Core & core_;
 };
 
-ggml_cgraph view_of(const ggml_cgraph & graph, int first, int last) {
-    ggml_cgraph view = graph; // use counts and hash set stay: fusion needs them
-    view.nodes = graph.nodes + first;
-    view.n_nodes = last - first + 1;
-    view.n_leafs = 0;
-    view.leafs = nullptr;
-    view.grads = view.grad_accs = nullptr;
-    view.uid = 0;
-    return view;
-}
-
-int64_t row_index(const ggml_tensor * ids, int64_t i) {
-    const char * at = static_cast<const char *>(ids->data) + static_cast<size_t>(i) * ids->nb[0];
-    if (ids->type == GGML_TYPE_I32) return *reinterpret_cast<const int32_t *>(at);
-    return *reinterpret_cast<const int64_t *>(at);
-}
-
-// Which bytes of its root a node writes. One row a token in the common case.
-void written_ranges(const ggml_tensor * node, const ggml_tensor * ids, RangeSet & ranges) {
-    const size_t base = node->view_src ? node->view_offs : 0;
-    const bool plain = ids && ggml_nelements(ids) == ids->ne[0] && node->src[0]->ne[2] * node->src[0]->ne[3] == 1;
-    if (!plain) return ranges.add({base, base + ggml_nbytes(node)});
-    const size_t row_bytes = ggml_row_size(node->type, node->ne[0]);
-    for (int64_t i = 0; i < ids->ne[0]; i++) {
-        const size_t begin = base + static_cast<size_t>(row_index(ids, i)) * node->nb[1];
-        ranges.add({begin, begin + row_bytes});
-    }
-}
-
 // What a run of nodes belongs to, for traces.
 TraceLabel label_of(const GraphInfo & info, int first, int last) {
     TraceLabel label;
@@ -90,23 +61,6 @@ bool still_fits(const Plan & plan, const PlanLimits & limits) {
     return is < was * 1.5 && was < is * 1.5;
 }
 
-constexpr uint64_t kPackedMaskBytes = 16 << 20; // host copies of mask tiles under way
-
-// Keeps `count` of a dimension; strides and place stay.
-void cut_tensor(ggml_tensor & tensor, int dimension, int64_t first, int64_t count) {
-    tensor.data = static_cast<char *>(tensor.data) + static_cast<size_t>(first) * tensor.nb[dimension];
-    tensor.ne[dimension] = count;
-}
-
-void as_mask(ggml_tensor & mask, const ggml_tensor & stage, const AttentionTile & tile) {
-    mask.buffer = stage.buffer;
-    mask.data = stage.data;
-    mask.ne[0] = tile.n_keys;
-    mask.ne[1] = tile.n_queries;
-    mask.nb[1] = static_cast<size_t>(tile.n_keys) * 2;
-    mask.nb[2] = mask.nb[3] = mask.nb[1] * static_cast<size_t>(tile.n_queries);
-}
-
 // Called by the CPU backend after each node, on the thread that runs the graph: the border where a CPU segment rests.
 bool should_abort(void * data) {
     Core & core = *static_cast<Core *>(data);
@@ -115,6 +69,17 @@ bool should_abort(void * data) {
 }
 
 } // namespace
+
+ggml_cgraph view_of(const ggml_cgraph & graph, int first, int last) {
+    ggml_cgraph view = graph; // use counts and hash set stay: fusion needs them
+    view.nodes = graph.nodes + first;
+    view.n_nodes = last - first + 1;
+    view.n_leafs = 0;
+    view.leafs = nullptr;
+    view.grads = view.grad_accs = nullptr;
+    view.uid = 0;
+    return view;
+}
 
 void announce_step(uint32_t n_tokens) {
     step_tokens = n_tokens;
@@ -301,20 +266,6 @@ Plan & Executor::plan_for(Known & known, ggml_cgraph & graph, uint32_t tier, int
     return known.plans.back();
 }
 
-// Row indices are read before the graph runs: their memory is used for other things later.
-void Executor::read_state_rows(const ggml_cgraph & graph, const GraphInfo & info) {
-    state_ranges_.assign(info.state_writes.size(), {});
-    for (size_t w = 0; w < info.state_writes.size(); w++) {
-        const StateWrite & write = info.state_writes[w];
-        // Layers share their indices: most writes cover the rows of the one before.
-        written_ranges(graph.nodes[write.node], write.ids, state_ranges_[w]);
-    }
-    for (const Root & root : info.roots)
-        if (root.state) root.state->touched = root.reads;
-    for (size_t w = 0; w < info.state_writes.size(); w++)
-        info.roots[static_cast<size_t>(info.state_writes[w].root)].state->touched.add(state_ranges_[w]);
-}
-
 // -- the CPU ---------------------------------------------------------------------
 
 ggml_status Executor::run_on_cpu(ggml_cgraph & graph, int first, int last) {
@@ -443,25 +394,6 @@ Executor::Outcome Executor::run_cpu_segment(ggml_cgraph & graph, const GraphInfo
     return status == GGML_STATUS_ABORTED ? Outcome::aborted : Outcome::failed;
 }
 
-// Only what the graph touches: the rest of a KV cache may be far larger, and is read by nobody.
-WorkAhead::Fed Executor::upload_state(State & state, Gate * gate) {
-    RangeSet wanted;
-    {
-        const std::lock_guard<std::mutex> lock(state.dirty_mutex);
-        wanted = state.dirty.take(state.touched);
-    }
-    for (const ByteRange & range : wanted.ranges()) {
-        const WorkAhead::Fed fed = ahead_.upload(state.shadow, state.tensor->data, range.begin, range.end, gate);
-        if (fed != WorkAhead::Fed::done) {
-            for (const ByteRange & again : wanted.ranges())
-                state.mark_dirty(again);
-            return fed;
-        }
-        core_.stats.bytes_kv_up += range.size();
-    }
-    return WorkAhead::Fed::done;
-}
-
 Executor::Outcome Executor::upload_copies(const Segment & segment) {
     Gate * gate = gave_way_at_ == segment.first ? nullptr : &core_.gate;
     const auto outcome = [](WorkAhead::Fed fed) {
@@ -516,82 +448,9 @@ Executor::Outcome Executor::run_device_segment(ggml_cgraph & graph, const GraphI
     return core_.cache.ring.retire(segment.pieces.size()) ? Outcome::done : Outcome::lost;
 }
 
-// A matrix larger than the ring: some rows at a time. Each part's result goes home at once, so that a
-// reclaim waits for the parts under way only, and what was computed stays computed.
-Executor::Outcome Executor::run_by_rows(ggml_cgraph & graph, const GraphInfo & info, const Segment & segment,
-                                        const PlanLimits & limits) {
-    int node = segment.first;
-    while (info.nodes[static_cast<size_t>(node)].view)
-        node++;
-    const int root = info.nodes[static_cast<size_t>(node)].root;
-    for (const Streamed & part : segment.pieces) {
-        if (!core_.cache.ring.acquire(&part, 1) || !make_room(*stream_pace_, part.bytes, 1, limits) ||
-            !compute_rows(graph, segment, node, part) || !core_.cache.ring.retire(1))
-            return Outcome::lost;
-        rows_node_ = node;
-        rows_done_ = part.first_row + part.n_rows;
-        if (&part != &segment.pieces.back() && core_.gate.requested()) return Outcome::interrupted;
-    }
-    on_host_[static_cast<size_t>(root)] = 1;
-    on_device_[static_cast<size_t>(root)] = 0;
-    return ahead_.finish() ? Outcome::done : Outcome::lost; // others may read the result on the host now
-}
-
-bool Executor::compute_rows(ggml_cgraph & graph, const Segment & segment, int node, const Streamed & part) {
-    const ggml_tensor & whole = *graph.nodes[node];
-    patch(segment);
-    ggml_tensor matrix = core_.cache.ring.tensor(0), rows = whole, *nodes[] = {&rows};
-    rows.src[0] = &matrix;
-    rows.ne[0] = part.n_rows;
-    for (int d = 1; d < GGML_MAX_DIMS; d++)
-        rows.nb[d] = rows.nb[d - 1] * static_cast<size_t>(rows.ne[d - 1]);
-    rows.data = static_cast<char *>(whole.data) + static_cast<size_t>(part.first_row * ggml_nrows(&whole)) * rows.nb[0];
-    ggml_cgraph view = view_of(graph, node, node);
-    view.nodes = nodes;
-    const bool ok = core_.inner.compute(&view);
-    unpatch(segment);
-    core_.stats.n_segments_device++;
-    return ok && fetch_rows(rows, whole, part.first_row) && ahead_.submitted(*stream_pace_, part.bytes, 1);
-}
-
-// The part is contiguous; in the whole result its rows are pieces of longer ones.
-bool Executor::fetch_rows(const ggml_tensor & rows, const ggml_tensor & whole, int64_t first_row) {
-    const size_t bytes = rows.nb[1], whole_bytes = ggml_row_size(whole.type, whole.ne[0]);
-    char * data = static_cast<char *>(whole.data) + static_cast<size_t>(first_row) * rows.nb[0];
-    for (int64_t i = 0; i < ggml_nrows(&rows); i++) {
-        const size_t from = static_cast<size_t>(i) * bytes, to = static_cast<size_t>(i) * whole_bytes;
-        if (!core_.inner.get(Stream::compute, &rows, data + to, from, bytes)) return false;
-    }
-    core_.stats.bytes_activations_down += ggml_nbytes(&rows);
-    return true;
-}
-
 bool Executor::make_room(const Pace & pace, uint64_t cost, uint32_t n_units, const PlanLimits & limits) {
     const uint32_t max_units = pace.known() ? limits.max_units_in_flight : limits.max_units_of_unknown_pace;
     return ahead_.make_room(pace.predict_ns(cost), n_units, max_units);
-}
-
-bool Executor::download_rows(State & state, const RangeSet & rows, Stream stream) {
-    for (const ByteRange & range : rows.ranges()) {
-        char * data = static_cast<char *>(state.tensor->data) + range.begin;
-        if (!core_.inner.get(stream, &state.shadow, data, range.begin, range.size())) return false;
-        core_.stats.bytes_kv_written_back += range.size();
-    }
-    return true;
-}
-
-// KV rows go home while the next sub-layers compute. State that a replay would read
-// must stay as it was until the graph is through.
-bool Executor::write_back(const GraphInfo & info, const Segment & segment) {
-    const bool at_once = info.replayable && ahead_.newest();
-    if (at_once && !segment.state_writes.empty() && !core_.inner.wait(Stream::download, ahead_.newest())) return false;
-    for (int w : segment.state_writes) {
-        State & state = *info.roots[static_cast<size_t>(info.state_writes[static_cast<size_t>(w)].root)].state;
-        const RangeSet & rows = state_ranges_[static_cast<size_t>(w)];
-        if (!at_once) state.unflushed.add(rows);
-        if (at_once && !download_rows(state, rows, Stream::download)) return false;
-    }
-    return true;
 }
 
 Executor::Outcome Executor::run_ordinary(ggml_cgraph & graph, const GraphInfo & info, Plan & plan,
@@ -611,58 +470,6 @@ Executor::Outcome Executor::run_experts(ggml_cgraph & graph, const GraphInfo & i
     case ExpertRunner::Result::failed: return canonicalise(info, plan, segment.first) ? Outcome::failed : Outcome::lost;
     default: return Outcome::lost;
     }
-}
-
-const std::vector<AttentionTile> & Executor::tiles_of(const ggml_tensor & mask, uint64_t stage_bytes) {
-    if (tiled_mask_ != &mask)
-        tiles_ = attention_tiles(static_cast<const uint16_t *>(mask.data), mask.ne[1], mask.ne[0], stage_bytes);
-    tiled_mask_ = &mask;
-    return tiles_;
-}
-
-// The stream keeps its order: a tile's mask is overwritten only after the tile was computed.
-bool Executor::compute_tiles(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment) {
-    int at = segment.first;
-    while (!info.nodes[static_cast<size_t>(at)].tiled)
-        at++;
-    const ggml_tensor & whole = *graph.nodes[at];
-    ggml_tensor stage = plan.shadows[static_cast<size_t>(info.stage)];
-    for (const AttentionTile & tile :
-         tiles_of(*whole.src[3], info.roots[static_cast<size_t>(info.stage)].device_bytes)) {
-        ggml_tensor q = *whole.src[0], k = *whole.src[1], v = *whole.src[2], mask = *whole.src[3], part = whole;
-        if (!send_mask(*whole.src[3], tile, stage)) return false;
-        cut_tensor(q, 1, tile.first_query, tile.n_queries);
-        cut_tensor(k, 1, tile.first_key, tile.n_keys);
-        cut_tensor(v, 1, tile.first_key, tile.n_keys);
-        cut_tensor(part, 2, tile.first_query, tile.n_queries);
-        as_mask(mask, stage, tile);
-        part.src[0] = &q, part.src[1] = &k, part.src[2] = &v, part.src[3] = &mask;
-        ggml_tensor * nodes[] = {&part};
-        ggml_cgraph view = view_of(graph, at, at);
-        view.nodes = nodes;
-        if (!core_.inner.compute(&view)) return false;
-        core_.stats.n_attention_tiles++;
-    }
-    return true;
-}
-
-bool Executor::send_mask(const ggml_tensor & mask, const AttentionTile & tile, ggml_tensor & stage) {
-    const size_t row_bytes = static_cast<size_t>(tile.n_keys) * 2;
-    const char * from = static_cast<const char *>(mask.data) + static_cast<size_t>(tile.first_query) * mask.nb[1] +
-                        static_cast<size_t>(tile.first_key) * 2;
-    core_.stats.bytes_masks_up += tile.mask_bytes();
-    if (tile.n_keys == mask.ne[0]) return core_.inner.set(Stream::compute, &stage, from, 0, tile.mask_bytes());
-    if (packed_bytes_ > kPackedMaskBytes) {
-        if (!core_.inner.synchronize(Stream::compute)) return false;
-        packed_masks_.clear();
-        packed_bytes_ = 0;
-    }
-    std::vector<char> & packed = packed_masks_.emplace_back(tile.mask_bytes());
-    packed_bytes_ += packed.size();
-    for (int64_t row = 0; row < tile.n_queries; row++)
-        std::memcpy(packed.data() + static_cast<size_t>(row) * row_bytes, from + static_cast<size_t>(row) * mask.nb[1],
-                    row_bytes);
-    return core_.inner.set(Stream::compute, &stage, packed.data(), 0, packed.size());
 }
 
 bool Executor::submit(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment) {

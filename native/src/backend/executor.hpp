@@ -11,6 +11,9 @@
 
 namespace xlm {
 
+// Nodes first to last as a graph of their own, for an inner backend.
+ggml_cgraph view_of(const ggml_cgraph & graph, int first, int last);
+
 class Executor {
 public:
     explicit Executor(Core & core);

@@ -1,0 +1,85 @@
+// What steps leave behind, the KV cache above all: which bytes a graph reads and writes, on their way to the
+// device and home.
+#include "executor.hpp"
+
+namespace xlm {
+
+namespace {
+
+int64_t row_index(const ggml_tensor * ids, int64_t i) {
+    const char * at = static_cast<const char *>(ids->data) + static_cast<size_t>(i) * ids->nb[0];
+    if (ids->type == GGML_TYPE_I32) return *reinterpret_cast<const int32_t *>(at);
+    return *reinterpret_cast<const int64_t *>(at);
+}
+
+// Which bytes of its root a node writes. One row a token in the common case.
+void written_ranges(const ggml_tensor * node, const ggml_tensor * ids, RangeSet & ranges) {
+    const size_t base = node->view_src ? node->view_offs : 0;
+    const bool plain = ids && ggml_nelements(ids) == ids->ne[0] && node->src[0]->ne[2] * node->src[0]->ne[3] == 1;
+    if (!plain) return ranges.add({base, base + ggml_nbytes(node)});
+    const size_t row_bytes = ggml_row_size(node->type, node->ne[0]);
+    for (int64_t i = 0; i < ids->ne[0]; i++) {
+        const size_t begin = base + static_cast<size_t>(row_index(ids, i)) * node->nb[1];
+        ranges.add({begin, begin + row_bytes});
+    }
+}
+
+} // namespace
+
+// Row indices are read before the graph runs: their memory is used for other things later.
+void Executor::read_state_rows(const ggml_cgraph & graph, const GraphInfo & info) {
+    state_ranges_.assign(info.state_writes.size(), {});
+    for (size_t w = 0; w < info.state_writes.size(); w++) {
+        const StateWrite & write = info.state_writes[w];
+        // Layers share their indices: most writes cover the rows of the one before.
+        written_ranges(graph.nodes[write.node], write.ids, state_ranges_[w]);
+    }
+    for (const Root & root : info.roots)
+        if (root.state) root.state->touched = root.reads;
+    for (size_t w = 0; w < info.state_writes.size(); w++)
+        info.roots[static_cast<size_t>(info.state_writes[w].root)].state->touched.add(state_ranges_[w]);
+}
+
+// Only what the graph touches: the rest of a KV cache may be far larger, and is read by nobody.
+WorkAhead::Fed Executor::upload_state(State & state, Gate * gate) {
+    RangeSet wanted;
+    {
+        const std::lock_guard<std::mutex> lock(state.dirty_mutex);
+        wanted = state.dirty.take(state.touched);
+    }
+    for (const ByteRange & range : wanted.ranges()) {
+        const WorkAhead::Fed fed = ahead_.upload(state.shadow, state.tensor->data, range.begin, range.end, gate);
+        if (fed != WorkAhead::Fed::done) {
+            for (const ByteRange & again : wanted.ranges())
+                state.mark_dirty(again);
+            return fed;
+        }
+        core_.stats.bytes_kv_up += range.size();
+    }
+    return WorkAhead::Fed::done;
+}
+
+bool Executor::download_rows(State & state, const RangeSet & rows, Stream stream) {
+    for (const ByteRange & range : rows.ranges()) {
+        char * data = static_cast<char *>(state.tensor->data) + range.begin;
+        if (!core_.inner.get(stream, &state.shadow, data, range.begin, range.size())) return false;
+        core_.stats.bytes_kv_written_back += range.size();
+    }
+    return true;
+}
+
+// KV rows go home while the next sub-layers compute. State that a replay would read
+// must stay as it was until the graph is through.
+bool Executor::write_back(const GraphInfo & info, const Segment & segment) {
+    const bool at_once = info.replayable && ahead_.newest();
+    if (at_once && !segment.state_writes.empty() && !core_.inner.wait(Stream::download, ahead_.newest())) return false;
+    for (int w : segment.state_writes) {
+        State & state = *info.roots[static_cast<size_t>(info.state_writes[static_cast<size_t>(w)].root)].state;
+        const RangeSet & rows = state_ranges_[static_cast<size_t>(w)];
+        if (!at_once) state.unflushed.add(rows);
+        if (at_once && !download_rows(state, rows, Stream::download)) return false;
+    }
+    return true;
+}
+
+} // namespace xlm
