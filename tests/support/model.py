@@ -42,9 +42,10 @@ class PlainLlama:
         params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
         params.use_extra_bufts = False
         params.n_gpu_layers = n_gpu_layers
-        self._devices = (ctypes.c_void_p * 2)(device, None) if device is not None else None
-        if self._devices is not None:
-            params.devices = ctypes.cast(self._devices, ctypes.c_void_p)
+        # None: the CPU alone. Without a list llama.cpp takes any device some other test has registered in this process,
+        # which cuts the graph elsewhere and rounds otherwise.
+        self._devices = (ctypes.c_void_p * 2)(device, None)
+        params.devices = ctypes.cast(self._devices, ctypes.c_void_p)
         self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         assert self.model, f"plain llama.cpp cannot load {path}"
         context = llama_cpp.llama_context_default_params()

@@ -15,6 +15,7 @@ import typer
 from xlm._sizes import parse_size
 from xlm.errors import ProfileError, RequestError, ShapeError, XlmError
 from xlm.protocol.link import DeviceConfig, DeviceFacts
+from xlm_broker.config import demo_model
 from xlm_broker.devices import detect
 from xlm_broker.gguf_facts import work_from_gguf
 from xlm_broker.planner.sharding import engine_capabilities
@@ -38,7 +39,7 @@ OBJECTIVES: tuple[Objective, ...] = ("interactive", "throughput")
 
 def plan(
     budget: Annotated[str, typer.Option(help="Device memory to use: bytes, 512MiB, 2GiB.")],
-    model: Annotated[str, typer.Option(help="A GGUF file; only its header is read.")] = "",
+    model: Annotated[str, typer.Option(help="A GGUF file (only its header is read), or 'demo'.")] = "",
     shape: Annotated[str, typer.Option(help="models.json#NAME: a model from its numbers.")] = "",
     machine: Annotated[str, typer.Option(help="machines.csv#NAME: another machine. Empty: this one's profile.")] = "",
     profile: Annotated[str, typer.Option(help="Profile of this machine. Empty: where `xlm profile` puts it.")] = "",
@@ -99,7 +100,7 @@ def _work(model: str, shape: str, context: int, ubatch: int) -> ModelWork:
     if bool(model) == bool(shape):
         raise RequestError("give --model or --shape", code="option_invalid")
     if model:
-        return work_from_gguf(Path(model), n_ctx=context, n_ubatch=ubatch)
+        return work_from_gguf(demo_model() if model == "demo" else Path(model), n_ctx=context, n_ubatch=ubatch)
     path, name = _named(shape, "--shape")
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))

@@ -153,6 +153,11 @@ def here_arguments(path: Path, *more: str, budget: str = "1MiB") -> list[str]:
     return ["--model", model, "--budget", budget, "--context", "256", "--ubatch", "16", "--json", *more]
 
 
+def test_the_demo_model_has_its_name_here_too(here: Path) -> None:
+    found = json.loads(output(["--model", "demo", "--budget", "64MiB", "--context", "256", "--json"]))
+    assert found["decode_tps"] > 0
+
+
 def measured(path: Path, key: ProfileKey = KEY) -> Path:
     writer = ProfileWriter(path, key)
     writer.add(kernels=[KernelPoint("cpu", "MUL_MAT", "F32", (1024, 1024, 0, 0), 1, 4, "idle", 100_000)])
