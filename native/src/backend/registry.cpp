@@ -108,8 +108,8 @@ void Registry::add_weight(Model & model, HostBuffer & buffer, const ggml_tensor 
     weight->offset = sublayer.device_bytes;
     sublayer.device_bytes += weight->device_bytes;
     sublayer.host_bytes += ggml_nbytes(tensor);
-    // A plain matrix goes through the ring in parts where it has to.
-    const bool parts = tensor->ne[1] > 1 && tensor->ne[2] * tensor->ne[3] == 1;
+    // A plain matrix goes through the ring in parts where it has to; not one that rows are looked up in as well.
+    const bool parts = tensor->ne[1] > 1 && tensor->ne[2] * tensor->ne[3] == 1 && !is_token_embedding(tensor->name);
     const uint64_t piece_bytes = parts ? std::min(weight->device_bytes, kPartBytes) : weight->device_bytes;
     sublayer.largest_piece_bytes = std::max(sublayer.largest_piece_bytes, piece_bytes);
     weights_[tensor] = weight.get();
