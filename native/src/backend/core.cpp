@@ -17,7 +17,7 @@ Core & core() {
 Core::Core() : gate([this] { reclaim(); }, [this] { return met_budget(); }) {}
 
 void Core::reclaim() {
-    const uint64_t begin_ns = now_ns(), asked_bytes = ledger.budget_bytes();
+    const uint64_t begin_ns = now_ns(), n_budgets = ledger.view().n_budgets;
     if (ledger.over_budget()) {
         // Memory in use must not be freed. Uploads go to the ring only, which waits for its own when it goes.
         inner.synchronize(Stream::compute);
@@ -27,8 +27,8 @@ void Core::reclaim() {
     cache.changed(); // a grown budget lets plans hope again
     stats.n_reclaims++;
     stats.reclaim_ns_max.raise_to(now_ns() - begin_ns);
-    const LedgerView view = ledger.view(); // a budget that shrank meanwhile is the next service's
-    if (view.used_bytes > std::max(asked_bytes, view.budget_bytes)) stats.over_budget_events++;
+    const LedgerView view = ledger.view(); // a budget set meanwhile is the next service's
+    if (view.n_budgets == n_budgets && view.used_bytes > view.budget_bytes) stats.over_budget_events++;
 }
 
 bool Core::met_budget() {

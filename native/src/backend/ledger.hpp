@@ -12,6 +12,7 @@ enum class Purpose : uint8_t { resident, kv, ring, scratch, expert_slots, expert
 constexpr size_t kPurposes = 6;
 
 struct LedgerView {
+    uint64_t n_budgets = 0; // set so far
     uint64_t budget_bytes = 0, used_bytes = 0, peak_bytes = 0;
     std::array<uint64_t, kPurposes> by_purpose{};
     uint64_t of(Purpose purpose) const { return by_purpose[static_cast<size_t>(purpose)]; }
@@ -39,6 +40,7 @@ public:
     void set_budget(uint64_t bytes) {
         const std::lock_guard<std::mutex> lock(mutex_);
         view_.budget_bytes = bytes;
+        view_.n_budgets++;
     }
 
     void reset_peak() {
