@@ -97,8 +97,9 @@ class ModelFacts(Struct, kw_only=True, frozen=True):
 # kv_streaming: attention on the device without a lasting KV copy. ring_across_steps: what is prefetched at a step's end
 # is there in the next. expert_slots: a compact cache of single experts. output_chunks: a large matrix in parts of rows.
 CAPABILITIES: tuple[str, ...] = ("kv_streaming", "ring_across_steps", "expert_slots", "output_chunks")
-# What this release's native backend does: a streamed sub-layer's KV cache has a lasting copy, matrices are streamed
-# whole but experts one by one, the ring keeps what was prefetched for the next step.
+# What the planner may count on in this release: a streamed sub-layer's KV cache has a lasting copy, experts go one by
+# one, the ring keeps what was prefetched for the next step. Matrices larger than the ring do stream by rows, but tied
+# embeddings do not; the planner does not count on it yet.
 ENGINE_CAPABILITIES: tuple[str, ...] = ("ring_across_steps", "expert_slots")
 
 
