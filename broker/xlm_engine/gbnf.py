@@ -11,11 +11,11 @@ Limits: 128 KiB of text, 64 levels of nesting, 4,000 rules, 2,000 repetitions.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Final
 
 from xlm.errors import GenerationError
 from xlm_engine import gbnf_ambiguity
+from xlm_engine.gbnf_item import Item
 
 MAX_TEXT: Final = 128 * 1024
 MAX_DEPTH: Final = 64
@@ -36,17 +36,6 @@ _BRACES = re.compile(r"\{[ \t]*(\d{1,6})[ \t]*(?:(,)[ \t]*(\d{1,6})?[ \t]*)?\}")
 
 def _fail(message: str) -> GenerationError:
     return GenerationError(f"grammar: {message}", code="grammar_invalid")
-
-
-@dataclass(slots=True)
-class Item:
-    kind: str  # "terminal", "ref", "group"
-    name: str = ""  # of a terminal: as it is written
-    alternates: list[list[Item]] = field(default_factory=list)
-    optional: bool = False
-    size: int = 1
-    low: int = 1  # how often it stands there
-    high: int | None = 1  # None: any number
 
 
 class _Parser:

@@ -15,10 +15,9 @@ import functools
 import re
 import string
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from xlm_engine.gbnf import Item
+from xlm_engine.gbnf_item import Item
 
 MAX_STACKS: Final = 1024  # and a few for each terminal: a long enumeration is wide, but not ambiguous
 STACKS_PER_TERMINAL: Final = 4

@@ -10,8 +10,6 @@
 #include "talk.h"
 #include "view.h"
 
-const uint64_t budget_mib[BUDGET_COUNT] = {256, 96, 32, 0};
-
 typedef struct options {
     const char *endpoint, *script;
     int fps, software;
@@ -22,10 +20,6 @@ typedef struct screen {
     SDL_Renderer *renderer;
     assets pictures;
 } screen;
-
-uint64_t game_now_ns(void) {
-    return (uint64_t)((double)SDL_GetPerformanceCounter() * 1e9 / (double)SDL_GetPerformanceFrequency());
-}
 
 /* ---- the command line ------------------------------------------------------------------------------------------ */
 
