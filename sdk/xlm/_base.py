@@ -158,7 +158,10 @@ class _Timing:
     heartbeat_s: float = 1.0
     ttl_s: float = 3.0
     next_ping: float = 0.0
-    last_heard: float = 0.0
+    last_tick: float = 0.0
+    # How long nothing has been heard while this process ran: one that was stopped, or got no CPU, did not listen, and
+    # has asked nothing. So no step counts for more than a heartbeat.
+    silence_s: float = 0.0
 
     def next_attempt(self, now: float) -> None:
         self.attempt_ends = now + self.attempt_s
@@ -168,8 +171,19 @@ class _Timing:
         self.attempt_s = FIRST_ATTEMPT_S
         self.heartbeat_s = max(message.heartbeat_ms / 1e3, _SHORTEST_HEARTBEAT_S)
         self.ttl_s = max(message.ttl_ms / 1e3, 2 * self.heartbeat_s)
-        self.last_heard = now
+        self.heard(now)
         self.next_ping = now + self.heartbeat_s
+
+    def pass_time(self, now: float) -> None:
+        self.silence_s += min(max(now - self.last_tick, 0.0), self.heartbeat_s)
+        self.last_tick = now
+
+    def heard(self, now: float) -> None:
+        self.last_tick, self.silence_s = now, 0.0
+
+    @property
+    def silent_at(self) -> float:
+        return self.last_tick + max(self.ttl_s - self.silence_s, 0.0)
 
 
 @dataclass(slots=True)
@@ -288,7 +302,7 @@ class Connection:
 
     def receive(self, frame: bytes, now: float) -> list[Action]:
         """A frame from the broker. One that is not understood fails the call it is for, and nothing else."""
-        self.timing.last_heard = now
+        self.timing.heard(now)
         try:
             message: Message = codec.decode_reply(frame)
         except ProtocolError as error:
@@ -309,7 +323,8 @@ class Connection:
             return self._dial(now) if now >= timing.attempt_ends else []
         if self.phase not in (Phase.READY, Phase.RESTORING):
             return []
-        if now >= timing.last_heard + timing.ttl_s:
+        timing.pass_time(now)
+        if timing.silence_s >= timing.ttl_s:
             return self.lost(now, f"the broker has been silent for {timing.ttl_s:.3g} s")
         if now < timing.next_ping:
             return []
@@ -353,7 +368,7 @@ class Connection:
         if self.phase is Phase.CONNECTING:
             return timing.attempt_ends
         if self.phase in (Phase.READY, Phase.RESTORING):
-            return min(timing.next_ping, timing.last_heard + timing.ttl_s)
+            return min(timing.next_ping, timing.silent_at)
         return None
 
     def absence(self) -> XlmError:

@@ -27,6 +27,7 @@ LEAKS = "definite,indirect"
 VALGRIND = (
     *("valgrind", "--quiet", "--error-exitcode=99", "--leak-check=full", f"--show-leak-kinds={LEAKS}"),
     *(f"--errors-for-leak-kinds={LEAKS}", "--child-silent-after-fork=yes"),
+    "--fair-sched=try",  # by default a thread that never waits may keep the others from running for as long as it likes
 )
 
 

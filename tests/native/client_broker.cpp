@@ -318,7 +318,7 @@ TEST(a_frozen_broker_is_noticed_by_its_silence) {
 }
 
 TEST(another_protocol_version_is_final) {
-    FakeBroker broker("1000", "9");
+    FakeBroker broker(long_ms, "9");
     Game game(broker.endpoint);
     REQUIRE(game.in_state(XLM_CLIENT_FAILED));
     CHECK_EQ(game.of(XLM_EVENT_STATE)[0].result, XLM_ERROR_PROTOCOL_VERSION);

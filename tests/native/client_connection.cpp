@@ -184,6 +184,29 @@ TEST(pings_go_out_and_silence_ends_the_connection) {
     CHECK_EQ(f.shell.events[0].failure.result, XLM_ERROR_BROKER_GONE);
 }
 
+TEST(a_process_that_was_stopped_does_not_hold_the_broker_for_gone) {
+    Fixture f;
+    f.make_ready();
+    f.connection.tick(second_ns - 1);
+    const Nanoseconds hour = 3600 * second_ns; // nothing asked meanwhile, and perhaps not read yet what has come
+    f.connection.tick(hour);
+    CHECK_EQ(f.shell.count("ping"), 1u); // it asks first
+    f.connection.tick(hour + second_ns);
+    CHECK(f.connection.phase() == Phase::ready);
+    f.reply(
+        2,
+        [&](auto add) {
+            add("t", std::string("pong"));
+            add("id", f.last_id());
+        },
+        hour + second_ns);
+    f.connection.tick(2 * hour);
+    f.connection.tick(3 * hour);
+    CHECK(f.connection.phase() == Phase::ready);
+    f.connection.tick(4 * hour); // three times it looked, and there was nothing
+    CHECK(f.connection.phase() == Phase::connecting);
+}
+
 TEST(a_heartbeat_of_zero_is_no_busy_loop) {
     Timing timing;
     timing.welcome(0, 0.0, 0.0);

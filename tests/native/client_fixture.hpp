@@ -16,7 +16,9 @@
 
 namespace xlm::test {
 
-constexpr std::uint64_t long_ns = 60'000'000'000; // only bounds a failure
+constexpr std::uint64_t long_ns = 600'000'000'000; // only bounds a failure
+constexpr const char * long_ms = "60000";          // between heartbeats: no starved process makes a broker look gone
+constexpr std::uint32_t long_goodbye_ms = 60'000;  // a goodbye that is late is no lost one
 
 inline std::string text_of(xlm_str text) {
     return text.len ? std::string(text.data, text.len) : std::string();
@@ -25,7 +27,7 @@ inline std::string text_of(xlm_str text) {
 /// tests/native/fake_broker.py. Its commands are that file's.
 class FakeBroker {
 public:
-    explicit FakeBroker(const std::string & heartbeat_ms = "1000", const std::string & version = "1") {
+    explicit FakeBroker(const std::string & heartbeat_ms = long_ms, const std::string & version = "1") {
         int in[2], out[2];
         if (pipe(in) != 0 || pipe(out) != 0) throw RequirementFailed();
         pid_ = fork();
@@ -120,6 +122,7 @@ public:
         options.endpoint = xlm_str_from(endpoint.c_str());
         options.on_event = [](void * self, const xlm_event * event) { static_cast<Game *>(self)->take(*event); };
         options.user_data = this;
+        options.goodbye_ms = long_goodbye_ms;
         if (xlm_client_create(&options, &client) != XLM_SUCCESS) throw RequirementFailed();
     }
     ~Game() { xlm_client_destroy(client); }

@@ -63,10 +63,20 @@ void Timing::next_attempt(Nanoseconds now) {
 
 void Timing::welcome(Nanoseconds now, double heartbeat_ms, double ttl_ms) {
     attempt = second_ns;
+    heard(now);
     heartbeat = std::max(from_ms(heartbeat_ms), shortest_heartbeat);
     ttl = std::max(from_ms(ttl_ms), 2 * heartbeat);
-    last_heard = now;
     next_ping = now + heartbeat;
+}
+
+void Timing::heard(Nanoseconds now) {
+    last_tick = now;
+    silence = 0;
+}
+
+void Timing::pass(Nanoseconds now) {
+    silence += std::clamp<Nanoseconds>(now - last_tick, 0, heartbeat);
+    last_tick = now;
 }
 
 Connection::Connection(Memory * memory, const Identity & identity, std::atomic<std::uint64_t> & next_id, Shell & shell)
@@ -110,7 +120,7 @@ void Connection::carry_out(Command & command) {
 }
 
 void Connection::receive(std::string_view frame, Nanoseconds now) {
-    timing_.last_heard = now;
+    timing_.heard(now);
     std::pmr::vector<std::int32_t> ids = std::move(reply_.token_ids);
     ids.clear();
     reply_ = Reply(memory_);
@@ -138,7 +148,8 @@ void Connection::tick(Nanoseconds now) {
         return;
     }
     if (phase_ != Phase::ready && phase_ != Phase::restoring) return;
-    if (now >= timing_.last_heard + timing_.ttl) return lost(now, "the broker has been silent for too long");
+    timing_.pass(now);
+    if (timing_.silence >= timing_.ttl) return lost(now, "the broker has been silent for too long");
     if (now < timing_.next_ping) return;
     timing_.next_ping = now + timing_.heartbeat;
     send([&](Frame & frame) { encode_plain(frame, fresh_id(), "ping"); });
@@ -183,7 +194,7 @@ Nanoseconds Connection::next_deadline() const {
     if (phase_ == Phase::connecting) return timing_.attempt_ends;
     if (phase_ == Phase::failed || phase_ == Phase::closed) return never;
     if (has_work()) return 0;
-    return std::min(timing_.next_ping, timing_.last_heard + timing_.ttl);
+    return std::min(timing_.next_ping, timing_.silent_at());
 }
 
 void Connection::dial(Nanoseconds now) {

@@ -9,6 +9,7 @@
 // Sessions, cap and reservation are wishes: kept here, and put to the broker anew after each connection.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <list>
@@ -48,10 +49,16 @@ struct Timing {
     Nanoseconds heartbeat = second_ns;
     Nanoseconds ttl = 3 * second_ns;
     Nanoseconds next_ping = 0;
-    Nanoseconds last_heard = 0;
+    Nanoseconds last_tick = 0;
+    // How long nothing has been heard while this process ran: one that was stopped, or got no CPU, did not listen, and
+    // has asked nothing. So no step counts for more than a heartbeat.
+    Nanoseconds silence = 0;
 
     void next_attempt(Nanoseconds now);
     void welcome(Nanoseconds now, double heartbeat_ms, double ttl_ms);
+    void pass(Nanoseconds now);
+    void heard(Nanoseconds now);
+    Nanoseconds silent_at() const { return last_tick + std::max<Nanoseconds>(0, ttl - silence); }
 };
 
 class Connection {
