@@ -24,6 +24,7 @@ import platformdirs
 import psutil
 import zmq
 
+from xlm._threads import answer_quickly
 from xlm.errors import ProtocolError, XlmError
 from xlm.protocol import codec, link, messages
 from xlm.protocol.keys import server_keys
@@ -84,6 +85,7 @@ class Driver:
 
     def run(self) -> int:
         """Serves until SIGTERM, SIGINT or the machine's StopBroker; the exit code. Raises EndpointError."""
+        answer_quickly()  # those of the sockets too, which start from here
         try:
             self._server.open(self._configure_curve)
             return asyncio.run(self._serve())

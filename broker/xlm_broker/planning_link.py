@@ -163,7 +163,7 @@ class PlanningLink:
 
 
 def _own_group() -> dict[str, Any]:
-    """So that Ctrl-C in a terminal reaches the broker alone."""
+    """So that Ctrl-C in a terminal reaches the broker alone. Its session stays: see the supervisor."""
     if sys.platform == "win32":
         return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-    return {"start_new_session": True}
+    return {"process_group": 0}

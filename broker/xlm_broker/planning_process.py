@@ -19,13 +19,14 @@ from typing import IO, Final, cast
 
 import msgspec
 
+from xlm._threads import step_back
 from xlm.errors import XlmError
 from xlm_broker.planner import wire
 from xlm_broker.planner.sharding import ShardingPlanner, Workload, card_of_sim
 from xlm_broker.planner.sharding.workload import Objective
 from xlm_broker.profile_choice import profile_of
 
-_NICE: Final = 5
+_NICE: Final = 5  # behind the threads that compute, too
 _MAX_CHARS: Final = 300
 
 
@@ -76,6 +77,7 @@ class Planning:
 
 
 def main() -> None:
+    step_back()
     with contextlib.suppress(OSError, AttributeError):
         os.nice(_NICE)
     out = sys.stdout.buffer

@@ -330,10 +330,13 @@ def _bind_tcp(socket: zmq.Socket[bytes], environment: dict[str, str]) -> str:
 
 
 def _own_group() -> dict[str, Any]:
-    """A Ctrl-C in the terminal is the broker's business only."""
+    """A Ctrl-C in the terminal is the broker's business only.
+
+    Not a session of its own: Linux shares the CPU equally among sessions (autogroup), whatever the nice within.
+    """
     if sys.platform == "win32":
         return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
-    return {"start_new_session": True}
+    return {"process_group": 0}
 
 
 def _signal_group(process: asyncio.subprocess.Process, number: int) -> None:

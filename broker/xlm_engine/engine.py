@@ -13,6 +13,7 @@ import llama_cpp
 import llama_cpp.llama_cpp as C
 import psutil
 
+from xlm._threads import answer_quickly, step_back
 from xlm.errors import EngineError, ModelError, XlmError
 from xlm.protocol import link
 from xlm_engine import device as devices
@@ -78,6 +79,7 @@ class Engine:
     """``run`` returns the exit status. ``stop`` may be called from a signal handler."""
 
     def __init__(self, endpoint: str, parent_pid: int) -> None:
+        answer_quickly()  # inherited by the threads of the link
         self._meter: Final = Meter()
         self._pacer: Final = Pacer(self._rested_ns)
         self._log: Final = LlamaLog()
@@ -96,6 +98,7 @@ class Engine:
     def run(self) -> int:
         self._log.install()
         self._channel.start()
+        step_back()  # from here on this thread computes, and so do those that llama.cpp starts
         self._channel.send(link.Started(pid=os.getpid(), versions=versions()))
         try:
             self._serve(self._load(self._await_start()))

@@ -22,6 +22,7 @@ import zmq
 
 from xlm._base import Action, Call, Connection, Dial, Phase, Stream
 from xlm._frames import FrameReports, Sample
+from xlm._threads import answer_quickly
 from xlm._transport import Socket, Waker
 from xlm.errors import BrokerError, ProtocolError
 from xlm.protocol.endpoints import Endpoint
@@ -117,6 +118,7 @@ class Link:
     # -- on the I/O thread ---------------------------------------------------------
 
     def _run(self) -> None:
+        answer_quickly()  # those of the socket too, which start from here
         try:
             with self.changed:
                 self._carry_out(self.connection.start(time.monotonic()))

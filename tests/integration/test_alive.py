@@ -40,6 +40,25 @@ def test_engine_killed_in_mid_sentence(broker: RunningBroker) -> None:
             assert list(again.token_ids) == expected[1]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="sessions and the nice of threads are Linux'")
+def test_threads_that_compute_step_back(broker: RunningBroker) -> None:
+    """Within one session, where alone Linux looks at their nice; and Ctrl-C in its terminal is the broker's."""
+    assert broker.process is not None
+    with broker.connect() as client:
+        conversation(client)
+    pid, engine = broker.process.pid, broker.engine_pid()
+    planning = next(c.pid for c in psutil.Process(pid).children() if "planning_process" in " ".join(c.cmdline()))
+    own = os.getpriority(os.PRIO_PROCESS, pid)
+    for child in (engine, planning):
+        assert os.getsid(child) == os.getsid(pid)
+        assert os.getpgid(child) == child
+    threads = [int(name) for name in os.listdir(f"/proc/{engine}/task")]
+    nices = {thread: os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
+    assert nices.pop(engine) > own, "llama.cpp computes on the main thread"
+    assert own in nices.values(), "the link's threads do not step back"
+    assert os.getpriority(os.PRIO_PROCESS, planning) > os.getpriority(os.PRIO_PROCESS, engine)
+
+
 GAME = """
 import sys, time, xlm
 client = xlm.connect(sys.argv[1], name="doomed game")

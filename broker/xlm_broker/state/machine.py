@@ -100,6 +100,8 @@ class Machine:
         self._images.sweep()
         if isinstance(event, Tick) and not self._budgets.changed:
             self._schedules.pass_time()
+        if self._budgets.settled:
+            self._schedules.pass_on()
         return self._core.take()
 
     def next_deadline_ns(self) -> int | None:

@@ -47,6 +47,7 @@ class Schedules:
         self._window_low_bytes = 0
         self._goal_bytes: int | None = None  # the budget that was planned for, or is being planned for
         self._asked: FindPlan | None = None
+        self._held = False  # what was asked has not been passed on yet
         self._routed_tokens = 0  # how many had shown their experts when a plan was last asked for because of it
         self._patient_until_ns: int | None = None  # None: an answer is welcome, but nothing waits for it
 
@@ -166,9 +167,14 @@ class Schedules:
             return
         self._goal_bytes = budget_bytes
         routing = tuple(stats for stats in self._engine.experts if stats.covered)
-        self._asked = FindPlan(self._core.count(), *seen, budget_bytes, current, routing)
+        self._asked, self._held = FindPlan(self._core.count(), *seen, budget_bytes, current, routing), True
         self._patient_until_ns = self._core.now_ns + settings.timing.plan_patience_ns
-        self._core.do(self._asked)
+
+    def pass_on(self) -> None:
+        """Nothing is being released: the search may take its CPU now."""
+        if self._held and self._asked is not None:
+            self._core.do(self._asked)
+        self._held = False
 
     def routing_measured(self) -> None:
         """Which experts are used is known better than when the plan was made: another one may keep others."""

@@ -74,6 +74,32 @@ def test_a_shrink_evicts_at_once_whatever_the_search_does() -> None:
     assert (asked(world).budget_bytes, asked(world).current) == (LOW, shrunk)
 
 
+def test_no_search_takes_the_cpu_while_memory_is_being_released() -> None:
+    world = playing(HIGH)
+    before = asked(world)
+    world.engine.auto = False
+    world.cap(b"game", LOW)
+    world.advance(10_000_000)
+    assert [schedule.budget_bytes for schedule in sent(world)] == [LOW], "evicted all the same"
+    assert asked(world) is before, "the search waits"
+    made = world.engine_says(world.engine.confirm()[0])
+    kinds = [type(action) for action in made if isinstance(action, actions.SendClient | actions.FindPlan)]
+    assert kinds == [actions.SendClient, actions.FindPlan], "the game is answered first"
+    assert asked(world).budget_bytes == LOW
+
+
+def test_a_search_that_was_held_back_dies_with_its_engine() -> None:
+    world = playing(HIGH)
+    before = asked(world)
+    world.engine.auto = False
+    world.cap(b"game", LOW)
+    world.advance(10_000_000)
+    world.engine.die()
+    world.handle(events.EngineExited(world.incarnation, 1, 0, "", ""))
+    world.advance(10_000_000)
+    assert asked(world) is before
+
+
 def test_a_grow_keeps_what_is_there_until_its_plan_is_found() -> None:
     world = playing(LOW)
     world.cap(b"game", HIGH)
