@@ -1,0 +1,177 @@
+// A graph cut into segments, and what each of them needs.
+#include "planner.hpp"
+
+namespace xlm {
+
+namespace {
+
+constexpr size_t kMaxPieces = 16; // of a segment; well below what the ring keeps track of
+
+} // namespace
+
+void Planner::cut() {
+    const uint32_t max_units = std::max(1U, limits_.max_units_in_flight / 2);
+    int unit = -1;
+    for (int i = plan_.from; i < static_cast<int>(info_.nodes.size()); i++) {
+        const Node & node = info_.nodes[static_cast<size_t>(i)];
+        if (plan_.segments.empty()) open(i);
+        if (on_device_[static_cast<size_t>(i)] && open_by_rows(i)) {
+            unit = node.owner;
+            continue;
+        }
+        Segment * segment = &plan_.segments.back();
+        if (segment->by_rows && !node.view) {
+            segment = &open(i);
+            segment->on_device = on_device_[static_cast<size_t>(i)];
+        }
+        if (!node.view && segment->on_device != static_cast<bool>(on_device_[static_cast<size_t>(i)])) {
+            if (seen_work_) segment = &open(i);
+            segment->on_device = on_device_[static_cast<size_t>(i)];
+        } else if (segment->on_device && node.owner != unit && seen_work_) {
+            const bool full = segment->n_units >= max_units ||
+                              open_cost_ + needs_[static_cast<size_t>(node.owner)].cost > limits_.max_segment_cost;
+            if (full || streams(node.owner) || streams(unit))
+                segment = &open(i), segment->on_device = true;
+            else
+                segment->n_units++;
+        }
+        if (const int group = device_units_.empty() ? -1 : group_at(i); group >= 0) {
+            if (i > segment->first) segment = &open(i);
+            segment->on_device = true;
+            segment->experts = group;
+        }
+        if (!node.view && segment->on_device && seen_work_ && (node.tiled || segment->tiled))
+            segment = &open(i), segment->on_device = true;
+        if (!node.view) segment->tiled = segment->on_device && node.tiled;
+        if (!node.view) seen_work_ = true;
+        if (node.owner != unit || open_cost_ == 0) open_cost_ += needs_[static_cast<size_t>(node.owner)].cost;
+        if (on_device_[static_cast<size_t>(i)]) add_pieces(i);
+        plan_.segments.back().last = i;
+        unit = node.owner;
+    }
+}
+
+Segment & Planner::open(int first) {
+    plan_.segments.emplace_back();
+    plan_.segments.back().first = first;
+    piece_bytes_ = open_cost_ = 0;
+    seen_work_ = false;
+    return plan_.segments.back();
+}
+
+bool Planner::streams(int unit) const {
+    if (unit < 0 || device_units_.empty() || !device_units_[static_cast<size_t>(unit)]) return false;
+    const auto & weights = needs_[static_cast<size_t>(unit)].weights;
+    return std::any_of(weights.begin(), weights.end(), [&](const Weight * weight) { return streams(weight); });
+}
+
+// A matrix too large for the ring: its node is a segment of its own, computed in parts.
+bool Planner::open_by_rows(int i) {
+    const Node & node = info_.nodes[static_cast<size_t>(i)];
+    for (uint32_t s = 0; s < node.n_sources; s++) {
+        const Root & root = info_.roots[static_cast<size_t>(info_.sources[node.first_source + s])];
+        if (!root.weight || !streams(root.weight)) continue;
+        const int64_t at_once = rows_at_once(*root.weight, root.by_rows, cache_.ring.capacity_bytes());
+        if (at_once == 0) continue;
+        Segment & segment = seen_work_ ? open(i) : plan_.segments.back();
+        segment.on_device = segment.by_rows = seen_work_ = true;
+        segment.last = i;
+        list_rows(segment, *root.weight, at_once, i == limits_.rows_node ? limits_.rows_done : 0);
+        return true;
+    }
+    return false;
+}
+
+void Planner::list_rows(Segment & segment, Weight & weight, int64_t at_once, int64_t first_row) const {
+    const int64_t n_rows = weight.tensor->ne[1];
+    for (int64_t row = first_row; row < n_rows; row += at_once) {
+        const int64_t n = std::min(at_once, n_rows - row);
+        segment.pieces.push_back({&weight, row, n, bytes_of_rows(weight, n)});
+    }
+}
+
+// Streamed weights of a node that the open segment does not have yet.
+std::vector<Streamed> Planner::new_pieces(const Node & node) const {
+    const std::vector<Streamed> & have = plan_.segments.back().pieces;
+    std::vector<Streamed> result;
+    for (uint32_t s = 0; s < node.n_sources; s++) {
+        Weight * weight = info_.roots[static_cast<size_t>(info_.sources[node.first_source + s])].weight;
+        if (!weight || !streams(weight)) continue;
+        const Streamed piece{weight, 0, 0, weight->device_bytes};
+        if (std::find(have.begin(), have.end(), piece) == have.end()) add_once(result, piece);
+    }
+    return result;
+}
+
+// Pieces of a segment stay in the ring until it is submitted: a segment takes at most a
+// quarter of it, so that the next ones can be uploaded meanwhile.
+void Planner::add_pieces(int i) {
+    const Node & node = info_.nodes[static_cast<size_t>(i)];
+    std::vector<Streamed> pieces = new_pieces(node);
+    if (pieces.empty()) return;
+    uint64_t bytes = 0;
+    for (const Streamed & piece : pieces)
+        bytes += piece.bytes;
+    const Segment & open_segment = plan_.segments.back();
+    const bool full =
+        piece_bytes_ + bytes > cache_.ring.capacity_bytes() / 4 || open_segment.pieces.size() >= kMaxPieces;
+    if (!open_segment.pieces.empty() && full && i > open_segment.first) {
+        open(i).on_device = true;
+        seen_work_ = true;
+        pieces = new_pieces(node);
+    }
+    for (const Streamed & piece : pieces) {
+        plan_.segments.back().pieces.push_back(piece);
+        piece_bytes_ += piece.bytes;
+    }
+}
+
+void Planner::cut_and_list() {
+    plan_.segments.clear();
+    seen_work_ = false;
+    cut();
+    for (Segment & segment : plan_.segments) {
+        list_writes(segment);
+        if (segment.on_device) list_needs(segment);
+    }
+}
+
+void Planner::list_needs(Segment & segment) {
+    plan_.uses_device = true;
+    weights_.clear();
+    for (int i = segment.first; i <= segment.last; i++) {
+        const Node & entry = info_.nodes[static_cast<size_t>(i)];
+        if (entry.view) continue;
+        for (uint32_t s = 0; s < entry.n_sources; s++)
+            note_need(segment, info_.sources[entry.first_source + s], i);
+        if (entry.partial) note_need(segment, entry.root, i);
+    }
+    segment.cost = kUnitCost * segment.n_units;
+    for (const Weight * weight : weights_)
+        segment.cost += weight->device_bytes;
+    for (const State * state : segment.states)
+        segment.cost += state_cost(*state);
+    plan_.stream_order.insert(plan_.stream_order.end(), segment.pieces.begin(), segment.pieces.end());
+}
+
+void Planner::list_writes(Segment & segment) {
+    for (int i = segment.first; i <= segment.last; i++) {
+        const Node & node = info_.nodes[static_cast<size_t>(i)];
+        if (node.root >= 0 && info_.roots[static_cast<size_t>(node.root)].cls == RootClass::activation)
+            add_once(segment.writes, node.root);
+    }
+    for (size_t w = 0; w < info_.state_writes.size(); w++)
+        if (info_.state_writes[w].node >= segment.first && info_.state_writes[w].node <= segment.last)
+            segment.state_writes.push_back(static_cast<int>(w));
+}
+
+void Planner::note_need(Segment & segment, int r, int i) {
+    const Root & root = info_.roots[static_cast<size_t>(r)];
+    if (root.state) add_once(segment.states, root.state);
+    if (root.weight) add_once<const Weight *>(weights_, root.weight);
+    if (root.weight && root.weight->sublayer->copy) add_once(segment.residents, root.weight->sublayer);
+    const bool made_here = root.producer >= segment.first && root.producer < i;
+    if (root.cls == RootClass::activation && !root.hosted && !made_here) add_once(segment.needs, r);
+}
+
+} // namespace xlm

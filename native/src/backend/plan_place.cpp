@@ -1,0 +1,144 @@
+// What of a graph finds place on the device: copies, the ring for what is streamed, states, scratch.
+#include "planner.hpp"
+
+namespace xlm {
+
+namespace {
+
+constexpr int64_t kLeastRows = 16; // of a part of a matrix: what kernels like to take at once
+
+} // namespace
+
+void Planner::place_everything() {
+    device_units_.resize(needs_.size());
+    for (size_t u = 0; u < needs_.size(); u++)
+        device_units_[u] = needs_[u].any_node;
+    mark_nodes();
+    // Nothing runs without scratch, so it comes before the copies; its exact size is known after the cuts.
+    if (info_.vision ? !place_vision_scratch() : !cache_.place_scratch(scratch_estimate())) {
+        device_units_.assign(needs_.size(), 0);
+        return;
+    }
+    place_small_groups();
+    place_residents();
+    place_experts();
+    place_streams();
+    place_states();
+}
+
+uint64_t Planner::scratch_estimate() const {
+    std::vector<ScratchItem> items = scratch_items(info_, on_device_);
+    append_expert_items(items, [&](size_t g) { return may_go_by_expert(info_.experts[g]); });
+    return plan_scratch(items, inner_.alignment()).peak_bytes;
+}
+
+// Where the activations of many patches do not fit, the widest parts go to the CPU. The patch embedding first:
+// it is wide and computes little; then the feed-forward parts.
+bool Planner::place_vision_scratch() {
+    const std::vector<uint8_t> all = device_units_;
+    for (const bool ffn : {true, false}) {
+        for (const bool projector : {true, false}) {
+            device_units_ = all;
+            if (!ffn) shed(XLM_KIND_FFN);
+            if (!projector) shed(XLM_KIND_PROJECTOR);
+            mark_nodes();
+            scratch_bytes_ = std::max(scratch_estimate(), ffn && projector ? exact_scratch_bytes_ : 0);
+            if (scratch_bytes_ > cache_.budget_bytes()) continue;
+            cache_.give_way(vision_need_bytes(), limits_.vision_bound_bytes);
+            if (cache_.place_scratch(scratch_bytes_)) return true;
+        }
+    }
+    return false;
+}
+
+void Planner::shed(xlm_sublayer_kind kind) {
+    for (size_t u = 0; u < needs_.size(); u++)
+        if (info_.units[u].sublayer && info_.units[u].sublayer->kind == kind) device_units_[u] = 0;
+}
+
+uint64_t Planner::vision_need_bytes() const {
+    std::vector<const SubLayer *> wanted;
+    for (size_t u = 0; u < needs_.size(); u++)
+        for (const Weight * weight : needs_[u].weights)
+            if (device_units_[u]) add_once(wanted, static_cast<const SubLayer *>(weight->sublayer));
+    uint64_t bytes = scratch_bytes_;
+    for (const SubLayer * sublayer : wanted)
+        bytes += sublayer->device_bytes;
+    return bytes;
+}
+
+// What resident copies must leave free.
+uint64_t Planner::reserve_bytes() const {
+    return info_.vision ? scratch_bytes_ + limits_.ring_bytes : limits_.reserve_bytes;
+}
+
+void Planner::place_small_groups() {
+    keep_units([&](const UnitNeeds & needs) {
+        for (Weight * weight : needs.weights)
+            if (weight->sublayer->kind == XLM_KIND_SMALL && !cache_.place_resident(*weight->sublayer, 0)) return false;
+        return true;
+    });
+}
+
+// In order of priority, not of the graph: what fits first should be what matters most.
+void Planner::place_residents() {
+    std::vector<SubLayer *> order;
+    for (size_t u = 0; u < needs_.size(); u++)
+        if (device_units_[u] && needs_[u].wanted == XLM_PLACE_RESIDENT) add_once(order, info_.units[u].sublayer);
+    std::stable_sort(order.begin(), order.end(),
+                     [](const SubLayer * a, const SubLayer * b) { return a->rank < b->rank; });
+    for (SubLayer * sublayer : order)
+        cache_.place_resident(*sublayer, reserve_bytes());
+}
+
+// Device memory of some rows of a matrix.
+uint64_t Planner::bytes_of_rows(const Weight & weight, int64_t n_rows) const {
+    ggml_tensor part = weight.shadow;
+    part.ne[1] = n_rows;
+    part.nb[2] = part.nb[3] = static_cast<size_t>(n_rows) * part.nb[1];
+    return inner_.alloc_bytes(&part);
+}
+
+// Rows that go through a ring of that size at once; 0: the weight goes as a whole.
+int64_t Planner::rows_at_once(const Weight & weight, bool by_rows, uint64_t ring_bytes) const {
+    if (!by_rows || weight.device_bytes <= ring_bytes / 2) return 0;
+    const uint64_t least_bytes = bytes_of_rows(weight, kLeastRows);
+    const uint64_t parts = std::max<uint64_t>(1, ring_bytes / 4 / least_bytes);
+    return static_cast<int64_t>(parts) * kLeastRows;
+}
+
+uint64_t Planner::least_piece_bytes(const Weight & weight, bool by_rows) const {
+    return by_rows ? std::min(weight.device_bytes, bytes_of_rows(weight, kLeastRows)) : weight.device_bytes;
+}
+
+void Planner::place_streams() {
+    uint64_t largest = 0;
+    for (size_t u = 0; u < needs_.size(); u++) {
+        const UnitNeeds & needs = needs_[u];
+        for (size_t w = 0; device_units_[u] && w < needs.weights.size(); w++) {
+            const uint64_t bytes = least_piece_bytes(*needs.weights[w], needs.by_rows[w]);
+            if (streams(needs.weights[w]) && bytes <= limits_.ring_bytes) largest = std::max(largest, bytes);
+        }
+    }
+    if (largest > 0) cache_.place_ring(limits_.ring_bytes, largest);
+    keep_copied_or_streamed();
+}
+
+void Planner::keep_copied_or_streamed() {
+    const uint64_t capacity = cache_.ring.present() ? cache_.ring.capacity_bytes() : 0;
+    keep_units([&](const UnitNeeds & needs) {
+        for (size_t w = 0; w < needs.weights.size(); w++)
+            if (streams(needs.weights[w]) && least_piece_bytes(*needs.weights[w], needs.by_rows[w]) > capacity)
+                return false;
+        return true;
+    });
+}
+
+void Planner::place_states() {
+    keep_units([&](const UnitNeeds & needs) {
+        return std::all_of(needs.states.begin(), needs.states.end(),
+                           [&](State * state) { return cache_.place_state(*state, reserve_bytes()); });
+    });
+}
+
+} // namespace xlm
