@@ -271,6 +271,11 @@ def _device(options: Options, find_devices: Callable[[], Devices]) -> tuple[Devi
     return DeviceConfig(kind=kind, library=_library(kind, found), sim=sim), reason, found.problems
 
 
+def device_of(options: Options, *, find_devices: Callable[[], Devices] = detect) -> DeviceConfig:
+    """The device alone, for who plans without a broker. RequestError, DeviceError, BudgetError."""
+    return _device(options, find_devices)[0]
+
+
 def _named(choice: Literal["cuda", "vulkan"]) -> tuple[DeviceKind, str]:
     return choice, "as asked"
 

@@ -57,8 +57,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 _DEFAULTS: Final = defaults()
 
 
-def _option(flag: str, text: str, **more: Any) -> Any:
-    return typer.Option(flag, help=text, envvar=environment_name(flag), show_envvar=False, **more)
+def _option(flag: str, text: str, *also: str, **more: Any) -> Any:
+    """``also``: other names of it; those of ``xlm plan`` are understood here too."""
+    return typer.Option(flag, *also, help=text, envvar=environment_name(flag), show_envvar=False, **more)
 
 
 def _print_version(wanted: bool) -> None:
@@ -93,7 +94,7 @@ def run(
     sim_set: Annotated[
         list[str] | None, _option("--sim-set", "NAME=NUMBER, a field of xlm_sim_config; modelled=1 for modelled time.")
     ] = None,
-    ctx: Annotated[int, _option("--ctx", "Tokens of context for each session.")] = _DEFAULTS["ctx"],
+    ctx: Annotated[int, _option("--ctx", "Tokens of context for each session.", "--context")] = _DEFAULTS["ctx"],
     sessions: Annotated[int, _option("--sessions", "Conversations kept in the model's cache at once.")] = _DEFAULTS[
         "sessions"
     ],

@@ -7,33 +7,36 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, get_args
 
 import psutil
 import typer
 
 from xlm._sizes import parse_size
 from xlm.errors import ProfileError, RequestError, ShapeError, XlmError
-from xlm.protocol.link import DeviceConfig, DeviceFacts
-from xlm_broker.config import demo_model
-from xlm_broker.devices import detect
+from xlm.protocol.link import DeviceConfig, DeviceFacts, SimConfig
+from xlm_broker.config import KvType, Options, defaults, demo_model, device_of
 from xlm_broker.gguf_facts import work_from_gguf
 from xlm_broker.planner.sharding import engine_capabilities
 from xlm_broker.planner.sharding.costs import Capabilities
 from xlm_broker.planner.sharding.hardware import Machine, machine_from_row
 from xlm_broker.planner.sharding.kernels import Kernels
 from xlm_broker.planner.sharding.machine import guessed_machine, profiled_machine
+from xlm_broker.planner.sharding.modelled import MODELLED, card_of_sim, modelled_machine
 from xlm_broker.planner.sharding.plan import Planning, check_host_memory, make_plan, prepare
 from xlm_broker.planner.sharding.plan import require_device as plan_required
+from xlm_broker.planner.sharding.profile import MachineProfile
 from xlm_broker.planner.sharding.report import GIB, CurvePoint, as_json, as_text, curve, curve_budgets, sublayer_rows
 from xlm_broker.planner.sharding.shapes import model_work, shape_from_entry
-from xlm_broker.planner.sharding.work import ModelWork
-from xlm_broker.planner.sharding.workload import DECODE_TOKENS, Objective, Workload
+from xlm_broker.planner.sharding.work import ModelWork, with_sessions
+from xlm_broker.planner.sharding.workload import DECODE_TOKENS, PROMPT_TOKENS, Objective, Workload
 from xlm_broker.profile_choice import expected_key
 from xlm_broker.profile_store import check_profile, default_path, load_profile
 from xlm_broker.profiler import identify
 
-DEFAULT_CONTEXT = 4096
+_BROKER = defaults()  # the same names and defaults as xlm-broker's: the plan that is shown is the one it will use
+# A model from its numbers: one conversation, a long prompt.
+_OF_A_SHAPE = {"ubatch": 1024, "sessions": 1, "prompt": 0}
 OBJECTIVES: tuple[Objective, ...] = ("interactive", "throughput")
 
 
@@ -43,10 +46,27 @@ def plan(
     shape: Annotated[str, typer.Option(help="models.json#NAME: a model from its numbers.")] = "",
     machine: Annotated[str, typer.Option(help="machines.csv#NAME: another machine. Empty: this one's profile.")] = "",
     profile: Annotated[str, typer.Option(help="Profile of this machine. Empty: where `xlm profile` puts it.")] = "",
-    context: Annotated[int, typer.Option(help="Positions of the KV cache.")] = DEFAULT_CONTEXT,
-    prompt: Annotated[int, typer.Option(help="Tokens of the expected prompt. 0: the whole context.")] = 0,
+    context: Annotated[int, typer.Option("--context", "--ctx", help="Tokens of context for each session.")] = _BROKER[
+        "ctx"
+    ],
+    sessions: Annotated[
+        int | None, typer.Option(help="Conversations kept at once.  [default: as xlm-broker; 1 with --shape]")
+    ] = None,
+    kv_type: Annotated[str, typer.Option(help="f16 or q8_0.")] = _BROKER["kv_type"],
+    prompt: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of the expected prompt; 0: the whole context.  [default: as xlm-broker; 0 with --shape]"
+        ),
+    ] = None,
     decode: Annotated[int, typer.Option(help="Tokens of the expected answer.")] = DECODE_TOKENS,
-    ubatch: Annotated[int, typer.Option(help="Tokens of the largest step.")] = 1024,
+    ubatch: Annotated[
+        int | None, typer.Option(help="Tokens of the largest step.  [default: as xlm-broker; 1024 with --shape]")
+    ] = None,
+    device: Annotated[str, typer.Option(help="This machine's: auto, cuda, vulkan, sim or cpu.")] = _BROKER["device"],
+    sim_vram: Annotated[str, typer.Option(help="Memory of the virtual GPU.")] = _BROKER["sim_vram"],
+    sim_link: Annotated[str, typer.Option(help="Its link to the host in GB/s.")] = _BROKER["sim_link"],
+    sim_set: Annotated[list[str] | None, typer.Option(help="NAME=NUMBER, a field of xlm_sim_config.")] = None,
     objective: Annotated[str, typer.Option(help="interactive or throughput.")] = "interactive",
     threads: Annotated[int, typer.Option(help="CPU threads. 0: as measured.")] = 0,
     kv_streaming: Annotated[
@@ -60,12 +80,19 @@ def plan(
 ) -> None:
     """Prints the plan for a budget: placement by token tier, memory, predicted times, and why.
 
+    Names and defaults of model, memory and device are those of xlm-broker, so that the plan shown is the one it will
+    use with the same words.
+
     Example:  xlm plan --model model.gguf --budget 2GiB --context 8192 --explain
     Example:  xlm plan --shape models.json#NAME --machine machines.csv#NAME --budget 2048MiB --context 1024 --json
     """
+    usual = _OF_A_SHAPE if shape else {**_BROKER, "prompt": PROMPT_TOKENS}
+    prompt = usual["prompt"] if prompt is None else prompt
     workload = _workload(prompt or max(1, context), decode, objective)
-    work = _work(model, shape, context, ubatch)
-    planning = _planning(work, machine, profile, threads, workload, _capabilities(kv_streaming))
+    memory = _Memory(context, sessions or usual["sessions"], kv_type, ubatch or usual["ubatch"])
+    work = _work(model, shape, memory)
+    here = _Here(device, sim_vram, sim_link, tuple(sim_set or ()))
+    planning = _planning(work, machine, profile, threads, workload, _capabilities(kv_streaming), here)
     check_host_memory(planning)
     budget_bytes = parse_size(budget)
     found, more = make_plan(planning, budget_bytes), make_plan(planning, budget_bytes + GIB)
@@ -83,6 +110,29 @@ def plan(
         print("\n" + "\n".join(_sublayer_lines(sublayer_rows(found), planning.tiers)))
 
 
+class _Memory(NamedTuple):
+    """What decides the size of KV cache and scratch."""
+
+    context: int
+    sessions: int
+    kv_type: str
+    ubatch: int
+
+
+class _Here(NamedTuple):
+    """Which device of this machine, as xlm-broker is told."""
+
+    device: str
+    sim_vram: str
+    sim_link: str
+    sim_set: tuple[str, ...]
+
+    def options(self) -> Options:
+        return Options(
+            model="demo", device=self.device, sim_vram=self.sim_vram, sim_link=self.sim_link, sim_set=self.sim_set
+        )
+
+
 def _capabilities(kv_streaming: bool | None) -> Capabilities:
     able = engine_capabilities()
     return able if kv_streaming is None else replace(able, kv_streaming=kv_streaming)
@@ -96,11 +146,19 @@ def _workload(prompt: int, decode: int, objective: str) -> Workload:
     return Workload(prompt_tokens=prompt, decode_tokens=decode, objective=objective)
 
 
-def _work(model: str, shape: str, context: int, ubatch: int) -> ModelWork:
+def _work(model: str, shape: str, memory: _Memory) -> ModelWork:
     if bool(model) == bool(shape):
         raise RequestError("give --model or --shape", code="option_invalid")
+    if memory.kv_type not in get_args(KvType):
+        raise RequestError(
+            f"--kv-type {memory.kv_type} is none of {', '.join(get_args(KvType))}", code="option_invalid"
+        )
+    if min(memory.sessions, memory.ubatch) < 1:
+        raise RequestError("--sessions and --ubatch are at least 1", code="option_invalid")
+    sizes: dict[str, Any] = {"n_ctx": memory.context, "n_ubatch": memory.ubatch, "kv_type": memory.kv_type.upper()}
     if model:
-        return work_from_gguf(demo_model() if model == "demo" else Path(model), n_ctx=context, n_ubatch=ubatch)
+        path = demo_model() if model == "demo" else Path(model)
+        return with_sessions(work_from_gguf(path, **sizes), memory.sessions)
     path, name = _named(shape, "--shape")
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
@@ -109,7 +167,7 @@ def _work(model: str, shape: str, context: int, ubatch: int) -> ModelWork:
         raise ShapeError(f"{path} has no model {name!r}", code="shape_invalid") from error
     if not isinstance(entry, dict):
         raise ShapeError(f"{name} in {path} is no object", code="shape_invalid")
-    return model_work(shape_from_entry(name, entry), n_ctx=context, n_ubatch=ubatch)
+    return with_sessions(model_work(shape_from_entry(name, entry), **sizes), memory.sessions)
 
 
 def _named(text: str, option: str) -> tuple[Path, str]:
@@ -120,7 +178,13 @@ def _named(text: str, option: str) -> tuple[Path, str]:
 
 
 def _planning(
-    work: ModelWork, machine: str, profile: str, threads: int, workload: Workload, capabilities: Capabilities
+    work: ModelWork,
+    machine: str,
+    profile: str,
+    threads: int,
+    workload: Workload,
+    capabilities: Capabilities,
+    here: _Here,
 ) -> Planning:
     kernels: Kernels | None = None
     notes: tuple[str, ...] = ()
@@ -128,7 +192,7 @@ def _planning(
         rates = _machine(machine)
         rates = replace(rates, cpu_threads=threads or rates.cpu_threads)
     else:
-        rates, kernels, notes = _this_machine(profile, threads)
+        rates, kernels, notes = _this_machine(profile, threads, here)
     work = replace(work, fallbacks=(*work.fallbacks, *notes))
     return prepare(work, rates, workload, kernels=kernels, capabilities=capabilities)
 
@@ -142,31 +206,52 @@ def _machine(text: str) -> Machine:
     return machine_from_row(rows[0])
 
 
-def _this_machine(profile: str, threads: int) -> tuple[Machine, Kernels | None, tuple[str, ...]]:
-    """A profile that was asked for must be there, sound and of this machine; without one, careful guesses.
+def _this_machine(profile: str, threads: int, here: _Here) -> tuple[Machine, Kernels | None, tuple[str, ...]]:
+    """A profile that was asked for must be there, sound and of this machine; without one, careful guesses. The
+    virtual GPU is planned for as the broker does it: with the card that it models.
 
     ProfileError profile_missing, profile_corrupt or profile_stale, which names every difference.
     """
-    path = Path(profile) if profile else default_path()
-    rates: tuple[Machine, Kernels | None, tuple[str, ...]]
+    device = chosen_device(here)
+    found, missing = _profile(profile, device)
+    if device.kind == "sim":
+        machine, kernels, notes = modelled_machine(card_of_sim(device.sim), found, threads=threads)
+        notes = (*_of_the_card(device.sim), *notes)
+    elif found is not None:
+        machine, kernels, notes = profiled_machine(found, DeviceFacts(kind="unknown"), threads)
+    else:
+        (machine, notes), kernels = guessed_machine(DeviceFacts(kind="unknown")), None
+    machine = replace(machine, host_memory_bytes=psutil.virtual_memory().total)
+    return machine, kernels, (*notes, *missing)
+
+
+def _profile(profile: str, device: DeviceConfig) -> tuple[MachineProfile | None, tuple[str, ...]]:
+    """The profile, or why there is none."""
     try:
-        found = load_profile(path)
-        device = detected_device()
+        found = load_profile(Path(profile) if profile else default_path())
         check_profile(found, expected_key(found, device, identify(device)))
-        rates = profiled_machine(found, DeviceFacts(kind="unknown"), threads)
     except ProfileError as error:
         if profile:
             raise
-        machine, notes = guessed_machine(DeviceFacts(kind="unknown"))
-        rates = machine, None, (f"{error.message} [{error.code}]", *notes)
-    machine, kernels, notes = rates
-    return replace(machine, host_memory_bytes=psutil.virtual_memory().total), kernels, notes
+        return None, (f"{error.message} [{error.code}]",)
+    return found, ()
 
 
-def detected_device() -> DeviceConfig:
-    """What ``--device auto`` takes here."""
-    kind, _ = detect().best()
-    return DeviceConfig(kind=kind)
+def _of_the_card(sim: SimConfig) -> tuple[str, ...]:
+    """In modelled mode the virtual GPU takes the card's times; else it computes on this CPU, which is slower."""
+    if sim.modelled:
+        return ()
+    card = card_of_sim(sim)
+    rates = f"{card.flops_s / 1e9:.0f} GFLOP/s, memory {card.memory_bytes_s / 1e9:.0f} GB/s"
+    return (
+        f"{MODELLED}: times of the device are those of a card with {rates}, link {card.link_bytes_s / 1e9:.0f} GB/s. "
+        "This machine has no such card: its virtual GPU computes on the CPU, and is slower",
+    )
+
+
+def chosen_device(here: _Here) -> DeviceConfig:
+    """What xlm-broker takes with the same words."""
+    return device_of(here.options())
 
 
 def _sublayer_lines(rows: Sequence[dict[str, Any]], tiers: Sequence[int]) -> list[str]:

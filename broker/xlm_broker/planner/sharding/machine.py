@@ -20,11 +20,13 @@ UNKNOWN_DEVICE_FLOPS_S: Final = 12e12
 UNKNOWN_LINK_BYTES_S: Final = 6e9
 UNKNOWN_RAM_BYTES_S: Final = 25e9
 UNKNOWN_THREADS: Final = 4
+NO_PROFILE: Final = "no profile"  # how the note begins that says so
 
 
 def guessed_machine(device: DeviceFacts) -> tuple[Machine, tuple[str, ...]]:
     """Without a profile: the card's data sheet if its name is known, and what was assumed."""
-    notes = ["no profile: careful rates of an unknown machine (measure once: xlm profile)"]
+    rates = f"CPU with {UNKNOWN_RAM_BYTES_S / 1e9:.0f} GB/s of memory, {UNKNOWN_THREADS} threads"
+    notes = [f"{NO_PROFILE}: guessed for an unknown machine ({rates}), not this one (measure it once: xlm profile)"]
     bandwidth, flops = UNKNOWN_DEVICE_BYTES_S, UNKNOWN_DEVICE_FLOPS_S
     try:
         spec = card(device.description)

@@ -19,6 +19,7 @@ from .machine import guessed_machine, profiled_machine
 from .profile import MachineProfile
 from .work import F32_BYTES, Attention, Experts, MatMul
 
+MODELLED: Final = "modelled card"  # how the note begins that a prediction is not of the machine at hand
 CELL_PAD: Final = 256  # llama.cpp computes attention over so many cells or a multiple
 MASK_BYTES: Final = 2  # F16, for each token and cell
 # Defaults of xlm_sim.h, for what a configuration does not say.

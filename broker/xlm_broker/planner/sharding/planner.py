@@ -20,7 +20,7 @@ from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT, STREAM, STREAM_KV, Ca
 from .experts import PART_PADDING_BYTES, WINDOW_PARTS
 from .facts import work_from_facts
 from .kernels import Kernels
-from .machine import guessed_machine, profiled_machine
+from .machine import NO_PROFILE, guessed_machine, profiled_machine
 from .modelled import CardRates, modelled_machine
 from .plan import Plan, Planning, make_plan, prepare, require_device
 from .problem import StateArray, search_efforts
@@ -232,7 +232,7 @@ def to_schedule(plan: Plan, model: ModelFacts, budget_bytes: int, schedule_id: i
     summary = summarise(bare, model)
     if plan.used:
         summary += f"; about {plan.decode_tps:.1f} tokens/s"
-    if any(note.startswith("no profile") for note in plan.planning.fallbacks):
+    if any(note.startswith(NO_PROFILE) for note in plan.planning.fallbacks):
         summary += " (no profile: careful guess)"
     return struct_replace(bare, summary=summary)
 

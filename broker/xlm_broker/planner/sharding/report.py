@@ -12,6 +12,8 @@ from xlm.errors import BudgetError
 from xlm_broker.planner.report import size
 
 from .costs import CPU, EVERYTHING, KV, RESIDENT, STREAM, STREAM_KV
+from .machine import NO_PROFILE
+from .modelled import MODELLED
 from .pipeline import StepTrace
 from .plan import NS_PER_MS, Plan, Planning, make_plan, minimum_bytes, require_device
 from .problem import simulate, stream_mode
@@ -172,6 +174,7 @@ def sublayer_rows(plan: Plan) -> list[dict[str, Any]]:
 def as_text(plan: Plan, more: Plan | None = None, points: Sequence[CurvePoint] = ()) -> str:
     lines = [
         _headline(plan),
+        *_basis(plan),
         "",
         *_memory_lines(plan),
         *_without_device(plan),
@@ -187,8 +190,9 @@ def as_text(plan: Plan, more: Plan | None = None, points: Sequence[CurvePoint] =
         )
     if points:
         lines += ["", *_curve_lines(points)]
-    if plan.planning.fallbacks:
-        lines += ["", "assumed: " + "; ".join(plan.planning.fallbacks)]
+    assumed = [note for note in plan.planning.fallbacks if not note.startswith((MODELLED, NO_PROFILE))]
+    if assumed:
+        lines += ["", "assumed: " + "; ".join(assumed)]
     return "\n".join(lines)
 
 
@@ -199,6 +203,11 @@ def _headline(plan: Plan) -> str:
         f" context {work.n_ctx}: {plan.decode_tps:.1f} tokens/s,"
         f" first token of {load.prompt_tokens} after {plan.ttft_ms:.0f} ms (predicted)"
     )
+
+
+def _basis(plan: Plan) -> list[str]:
+    """What the figures above are not: measured here. Said first, and not among what was assumed."""
+    return [f"not measured - {note}" for note in plan.planning.fallbacks if note.startswith((MODELLED, NO_PROFILE))]
 
 
 def _memory_lines(plan: Plan) -> list[str]:

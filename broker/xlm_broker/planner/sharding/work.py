@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from xlm.protocol.link import Kind
 
@@ -134,3 +134,9 @@ class ModelWork:
     def activation_bytes(self, tokens: float) -> float:
         """What crosses a border between CPU and device: one residual row of float32 a token."""
         return F32_BYTES * self.n_embd * tokens
+
+
+def with_sessions(work: ModelWork, sessions: int) -> ModelWork:
+    """The same with a KV cache for so many conversations."""
+    units = tuple(replace(unit, kv_bytes=unit.kv_bytes * sessions) for unit in work.units)
+    return replace(work, units=units)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import replace
 from importlib import import_module
@@ -15,7 +16,9 @@ from typer.testing import CliRunner
 
 from xlm.errors import BudgetError, ModelError, ProfileError, RequestError, ShapeError
 from xlm.protocol.link import DeviceConfig
+from xlm_broker.cli import broker
 from xlm_broker.cli.plan import plan
+from xlm_broker.config import defaults
 from xlm_broker.planner.sharding.profile import KernelPoint, ProfileKey
 from xlm_broker.profile_store import ProfileWriter
 
@@ -110,11 +113,46 @@ def test_a_model_file(folder: Path) -> None:
     subs = found["sublayers"]
     assert [s["kind"] for s in subs] == ["attention", "ffn"] * 2 + ["output"]  # tied: the embedding again
     assert subs[0]["bytes"] == 4 * (64 * 64 * 2 + 32 * 64 * 2)
-    assert subs[0]["kv_bytes"] == 2 * 2 * 16 * 2 * 256
+    assert subs[0]["kv_bytes"] == 4 * 2 * 2 * 16 * 2 * 256  # as xlm-broker: four conversations
     assert subs[4]["bytes"] == 4 * 256 * 64
 
 
+def test_names_and_defaults_are_those_of_the_broker(folder: Path) -> None:
+    """What both take, by either name; the plan is for the memory that a broker with the same words has."""
+    write_model(folder / "m.gguf")
+    plans = inspect.signature(plan).parameters
+    for name in ("ctx", "sessions", "ubatch", "kv_type", "threads", "device", "sim_vram", "sim_link"):
+        assert "context" if name == "ctx" else name in plans
+        assert name in inspect.signature(broker.run).parameters
+    for name in ("kv_type", "threads", "device", "sim_vram", "sim_link"):
+        assert plans[name].default == defaults()[name]
+    both = ["--model", str(folder / "m.gguf"), "--budget", "1MiB"]
+    words = ["--kv-type", "q8_0", "--sessions", "2", "--ubatch", "32"]
+    for context in ("--ctx", "--context"):
+        found = json.loads(output([*both, context, "256", "--machine", f"{folder / 'machines.csv'}#desktop", "--json"]))
+        assert (found["context"], found["ubatch"], found["workload"]["prompt_tokens"]) == (256, 64, 512)
+        for app in (APP, broker.app):
+            arguments = [*both, context, "256", *words, "--help"]
+            assert CliRunner().invoke(app, arguments).exit_code == 0
+    explained = [*both, "--ctx", "256", *words, "--device", "cpu", "--explain", "--json"]
+    attention = json.loads(output(explained))["sublayers"][0]
+    assert attention["kv_bytes"] == 2 * (2 * 2 * 16) * 256 * 34 // 32  # two conversations of q8_0
+
+
+def test_the_virtual_gpu_is_said_to_be_a_modelled_card(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "default_path", lambda: folder / "none.sqlite")
+    write_model(folder / "m.gguf")
+    words = ["--model", str(folder / "m.gguf"), "--budget", "1MiB", "--ctx", "256", "--device", "sim"]
+    lines = output(words).splitlines()
+    assert "not measured - modelled card: times of the device are those of a card with 1000 GFLOP/s" in lines[1]
+    assert "not measured - no profile: guessed for an unknown machine" in lines[2]
+    assert "modelled card" not in output([*words, "--sim-set", "modelled=1"])  # there it takes those times
+
+
 def test_errors_are_typed(folder: Path) -> None:
+    assert isinstance(failure([*shape_arguments(folder), "--kv-type", "f8"]), RequestError)
+    assert isinstance(failure([*shape_arguments(folder), "--ubatch", "-1"]), RequestError)
+    assert isinstance(failure([*shape_arguments(folder)[:2], "--budget", "1GiB", "--device", "abacus"]), RequestError)
     assert isinstance(failure(["--budget", "1GiB"]), RequestError)
     assert isinstance(failure(shape_arguments(folder, budget="many")), BudgetError)
     missing = failure(["--model", str(folder / "none.gguf"), "--budget", "1GiB"])
@@ -142,7 +180,7 @@ KEY = ProfileKey(cpu="a cpu", n_cores=4, isa="AVX2", gpu="xlm virtual GPU", driv
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without a profile yet; where it would be."""
     monkeypatch.setattr(plan_module, "identify", lambda _device: KEY)
-    monkeypatch.setattr(plan_module, "detected_device", lambda: DeviceConfig(kind="cuda"))
+    monkeypatch.setattr(plan_module, "chosen_device", lambda _here: DeviceConfig(kind="cuda"))
     monkeypatch.setattr(plan_module, "default_path", lambda: folder / "profile.sqlite")
     write_model(folder / "m.gguf")
     return folder / "profile.sqlite"
