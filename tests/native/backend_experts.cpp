@@ -1,5 +1,6 @@
 // Experts one by one: the same bits as the CPU for every form of mixture, whatever the number of slots, the
 // budget, and who takes memory away meanwhile.
+#include "backend_cases.hpp"
 #include "backend_storm.hpp"
 
 #include <atomic>
@@ -466,45 +467,27 @@ void test_bad_calls() {
     CHECK(pair.step(random, 2));
 }
 
-struct Case {
-    const char * name;
-    void (*run)();
-};
-
-constexpr Case kCases[] = {
-    {"forms", test_every_form_and_number_of_slots},
-    {"traffic", test_slots_save_traffic},
-    {"prefill", test_prefill_moves_each_used_expert_once},
-    {"placements", test_resident_streamed_and_whole_give_the_same},
-    {"no_memory", test_no_memory_for_slots_or_window},
-    {"other_form", test_another_form_of_graph_is_handled_as_a_whole},
-    {"resize", test_slots_shrink_and_grow_with_the_budget},
-    {"settle", test_settle_fills_slots_again},
-    {"budgets", test_random_budgets_and_slots},
-    {"reclaim", test_reclaim_from_another_thread},
-    {"storm", test_storm_of_budgets},
-    {"pestered", test_request_at_every_border},
-    {"allocations", test_failing_allocations_only_slow_down},
-    {"lost", test_lost_device_costs_no_token},
-    {"abort", test_abort_keeps_the_context_usable},
-    {"models", test_two_models_share_the_device},
-    {"bad_calls", test_bad_calls},
-};
-
 } // namespace
 
 int main(int argc, char ** argv) {
-    const std::string wanted = argc > 1 ? argv[1] : "";
-    open_device("sim", 0);
-    int n_run = 0;
-    for (const Case & test : kCases) {
-        if (!wanted.empty() && wanted != test.name) continue;
-        std::printf("%s\n", test.name);
-        std::fflush(stdout);
-        test.run();
-        n_run++;
-    }
-    CHECK(n_run > 0);
-    xlm_device_close();
-    std::puts("ok");
+    constexpr Case cases[] = {
+        {"forms", test_every_form_and_number_of_slots},
+        {"traffic", test_slots_save_traffic},
+        {"prefill", test_prefill_moves_each_used_expert_once},
+        {"placements", test_resident_streamed_and_whole_give_the_same},
+        {"no_memory", test_no_memory_for_slots_or_window},
+        {"other_form", test_another_form_of_graph_is_handled_as_a_whole},
+        {"resize", test_slots_shrink_and_grow_with_the_budget},
+        {"settle", test_settle_fills_slots_again},
+        {"budgets", test_random_budgets_and_slots},
+        {"reclaim", test_reclaim_from_another_thread},
+        {"storm", test_storm_of_budgets},
+        {"pestered", test_request_at_every_border},
+        {"allocations", test_failing_allocations_only_slow_down},
+        {"lost", test_lost_device_costs_no_token},
+        {"abort", test_abort_keeps_the_context_usable},
+        {"models", test_two_models_share_the_device},
+        {"bad_calls", test_bad_calls},
+    };
+    return run_cases(argc, argv, cases);
 }

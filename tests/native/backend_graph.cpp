@@ -1,5 +1,6 @@
 // A toy model on XLM0 over the virtual GPU against the same model on the CPU: equal bits,
 // whatever the placements and budgets, and never a byte above the budget.
+#include "backend_cases.hpp"
 #include "backend_storm.hpp"
 
 #include <atomic>
@@ -532,49 +533,31 @@ void test_trace_read_while_a_step_runs() {
     CHECK_EQ(xlm_device_trace_read(nullptr, 1, nullptr, nullptr), XLM_ERR_INVALID_ARGUMENT);
 }
 
-struct Case {
-    const char * name;
-    void (*run)();
-};
-
-constexpr Case kCases[] = {
-    {"sublayers", test_sublayers_of_the_toy},
-    {"uniform", test_every_uniform_placement},
-    {"combinations", test_every_combination_of_two_layers_worth},
-    {"budgets", test_random_budgets_and_schedules_between_steps},
-    {"regrow", test_regrows_into_the_exact_budget},
-    {"reclaim", test_reclaim_from_another_thread},
-    {"allocations", test_failing_allocations_only_slow_down},
-    {"lost", test_lost_device_costs_no_token},
-    {"lost_unseen", test_a_loss_undone_unseen_costs_no_token},
-    {"large_matrix", test_matrix_larger_than_the_ring},
-    {"parts", test_reclaims_between_the_parts_of_a_matrix},
-    {"storm", test_storm_of_budgets},
-    {"pestered", test_request_at_every_border},
-    {"untouched", test_untouched_state_stays_home},
-    {"state", test_state_written_in_place_and_restored},
-    {"trace", test_trace},
-    {"trace_threads", test_trace_read_while_a_step_runs},
-    {"models", test_two_models_and_two_threads},
-    {"abort", test_abort_keeps_the_context_usable},
-    {"order", test_calls_out_of_order},
-    {"closed", test_closed_device},
-};
-
 } // namespace
 
 int main(int argc, char ** argv) {
-    const std::string wanted = argc > 1 ? argv[1] : "";
-    open_device("sim", 0);
-    int n_run = 0;
-    for (const Case & test : kCases) {
-        if (!wanted.empty() && wanted != test.name) continue;
-        std::printf("%s\n", test.name);
-        std::fflush(stdout);
-        test.run();
-        n_run++;
-    }
-    CHECK(n_run > 0);
-    xlm_device_close();
-    std::puts("ok");
+    constexpr Case cases[] = {
+        {"sublayers", test_sublayers_of_the_toy},
+        {"uniform", test_every_uniform_placement},
+        {"combinations", test_every_combination_of_two_layers_worth},
+        {"budgets", test_random_budgets_and_schedules_between_steps},
+        {"regrow", test_regrows_into_the_exact_budget},
+        {"reclaim", test_reclaim_from_another_thread},
+        {"allocations", test_failing_allocations_only_slow_down},
+        {"lost", test_lost_device_costs_no_token},
+        {"lost_unseen", test_a_loss_undone_unseen_costs_no_token},
+        {"large_matrix", test_matrix_larger_than_the_ring},
+        {"parts", test_reclaims_between_the_parts_of_a_matrix},
+        {"storm", test_storm_of_budgets},
+        {"pestered", test_request_at_every_border},
+        {"untouched", test_untouched_state_stays_home},
+        {"state", test_state_written_in_place_and_restored},
+        {"trace", test_trace},
+        {"trace_threads", test_trace_read_while_a_step_runs},
+        {"models", test_two_models_and_two_threads},
+        {"abort", test_abort_keeps_the_context_usable},
+        {"order", test_calls_out_of_order},
+        {"closed", test_closed_device},
+    };
+    return run_cases(argc, argv, cases);
 }

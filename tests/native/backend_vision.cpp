@@ -1,5 +1,6 @@
 // A toy vision tower on XLM0 over the virtual GPU against the same tower on the CPU: equal bits, while budgets
 // change without a pause.
+#include "backend_cases.hpp"
 #include "backend_storm.hpp"
 
 using namespace toy;
@@ -254,32 +255,14 @@ void test_request_at_every_border() {
     CHECK(stats().n_attention_tiles > before);
 }
 
-struct Case {
-    const char * name;
-    void (*run)();
-};
-
-constexpr Case kCases[] = {
-    {"budgets", test_every_placement_and_budget},
-    {"views", test_view_of_a_dropped_weight},
-    {"storm", test_storm_of_budgets},
-    {"pestered", test_request_at_every_border},
-};
-
 } // namespace
 
 int main(int argc, char ** argv) {
-    const std::string wanted = argc > 1 ? argv[1] : "";
-    open_device("sim", 0);
-    int n_run = 0;
-    for (const Case & test : kCases) {
-        if (!wanted.empty() && wanted != test.name) continue;
-        std::printf("%s\n", test.name);
-        std::fflush(stdout);
-        test.run();
-        n_run++;
-    }
-    CHECK(n_run > 0);
-    xlm_device_close();
-    std::puts("ok");
+    constexpr Case cases[] = {
+        {"budgets", test_every_placement_and_budget},
+        {"views", test_view_of_a_dropped_weight},
+        {"storm", test_storm_of_budgets},
+        {"pestered", test_request_at_every_border},
+    };
+    return run_cases(argc, argv, cases);
 }
