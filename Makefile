@@ -34,7 +34,7 @@ test-native: setup
 	  echo "== native tests, $$s sanitizer"; \
 	  $(BIN)/cmake -B build/native-$$s $(NATIVE_FLAGS) -DXLM_SANITIZE=$$s > build/cmake-$$s.log || { cat build/cmake-$$s.log; exit 1; }; \
 	  $(BIN)/cmake --build build/native-$$s -j $(JOBS) || exit 1; \
-	  $(BIN)/ctest --test-dir build/native-$$s --output-on-failure --timeout 1200 || exit 1; \
+	  $(BIN)/ctest --test-dir build/native-$$s --output-on-failure --timeout 1200 -j $(JOBS) || exit 1; \
 	done
 
 test-python: setup

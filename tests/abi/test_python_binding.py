@@ -14,7 +14,7 @@ from xlm.testing import FakeBroker
 from xlm_native import _generate_game, game
 from xlm_native.game import Event, Game, ImageBytes, Kind
 
-LONG_S = 120.0  # only bounds a failure
+LONG_S = 600.0  # only bounds a failure
 
 
 @pytest.fixture(scope="session", autouse=True)

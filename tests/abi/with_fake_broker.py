@@ -8,7 +8,7 @@ import sys
 
 from xlm.testing import FakeBroker
 
-LONG_S = 600  # only bounds a failure
+LONG_S = 600.0  # only bounds a failure
 
 
 def run(*command: str, **environment: str) -> int:

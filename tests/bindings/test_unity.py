@@ -277,7 +277,7 @@ def test_nothing_is_left_where_nothing_is_disposed(built: Built, fake: FakeBroke
     """The garbage collector closes session and client, in whatever order it finds them."""
     with built.play("NothingIsDisposed", fake.endpoint) as play:
         assert play.line() == "abandoned"
-        fake.wait_for(messages.Goodbye, timeout=180)
+        fake.wait_for(messages.Goodbye, timeout=600)
         play.say("gone")
         assert play.rest() == []
 

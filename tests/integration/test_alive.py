@@ -61,15 +61,16 @@ def test_threads_that_compute_step_back(broker: RunningBroker) -> None:
 
 GAME = """
 import sys, time, xlm
-client = xlm.connect(sys.argv[1], name="doomed game")
+client = xlm.connect(sys.argv[1], name="doomed game", timeout=600)
 client.reserve("100MiB"); client.set_budget("8MiB")
 print("ready", flush=True)
 time.sleep(600)
 """
 
 
-def test_game_killed_ends_its_lease_and_frees_its_share(broker: RunningBroker) -> None:
-    with broker.connect("survivor") as client:
+def test_game_killed_ends_its_lease_and_frees_its_share() -> None:
+    """Nobody sends it anything, so that its heartbeats must be missed: they are short here."""
+    with running_broker(heartbeat_ms=2000, ctx=512) as broker, broker.connect("survivor") as client:
         before = client.set_budget("200MiB").granted_bytes
         game = subprocess.Popen([sys.executable, "-c", GAME, broker.endpoint], stdout=subprocess.PIPE, text=True)
         assert game.stdout is not None
@@ -97,7 +98,7 @@ def test_broker_killed_and_started_again_needs_no_cleaning() -> None:
 
 FROZEN = """
 import sys, xlm
-client = xlm.connect(sys.argv[1], name="frozen")
+client = xlm.connect(sys.argv[1], name="frozen", timeout=600)
 npc = client.open_session(system="You talk.")
 replies = [npc.say("Count to one thousand.", max_tokens=1500, temperature=0.0)]
 next(iter(replies[0]))

@@ -63,7 +63,7 @@ def test_without_a_needed_device_it_is_told_in_the_status(monkeypatch: pytest.Mo
 
 
 def run_broker(broker: RunningBroker) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(broker.command(), capture_output=True, text=True, timeout=180)
+    return subprocess.run(broker.command(), capture_output=True, text=True, timeout=600)
 
 
 def test_second_broker_on_the_same_endpoint(broker: RunningBroker) -> None:

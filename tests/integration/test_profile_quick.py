@@ -68,8 +68,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
         time.sleep(0.05)
     children = psutil.Process(first.pid).children(recursive=True) if first.poll() is None else []
     os.kill(first.pid, signal.SIGTERM)
-    first.wait(180)
-    psutil.wait_procs(children, timeout=180)
+    first.wait(600)
+    psutil.wait_procs(children, timeout=600)
     assert not any(child.is_running() for child in children)
     interrupted = load_profile(path)
     done = xlm_profile(*arguments, "--json")

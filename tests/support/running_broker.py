@@ -18,7 +18,8 @@ import psutil
 
 import xlm
 
-PATIENCE_S = 180.0  # only to fail instead of hanging for ever
+PATIENCE_S = 600.0  # only to fail instead of hanging for ever
+HEARTBEAT_MS = 20_000.0  # no lease ends because a process had to wait for a CPU
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
@@ -65,7 +66,7 @@ class RunningBroker:
             assert self.process.poll() is None, f"broker exited with {self.process.returncode}:\n{self.log()}"
             return json.loads(self.ready_file.read_text()) if self.ready_file.exists() else None
 
-        state: dict[str, Any] = wait_until(ready, "broker ready", 300)
+        state: dict[str, Any] = wait_until(ready, "broker ready")
         return state
 
     def log(self) -> str:
@@ -104,7 +105,9 @@ class RunningBroker:
 def running_broker(wait: bool = True, **options: str | bool | int | None) -> Iterator[RunningBroker]:
     """Options are those of xlm-broker with ``_`` for ``-``; defaults: demo model, sim, budget from game."""
     named = {f"--{key.replace('_', '-')}": value for key, value in options.items()}
-    defaults: dict[str, Any] = {"--model": "demo", "--device": "sim", "--sim-vram": "512MiB"}
+    defaults: dict[str, Any] = {
+        "--model": "demo", "--device": "sim", "--sim-vram": "512MiB", "--heartbeat-ms": HEARTBEAT_MS
+    }  # fmt: skip
     if "--budget" not in named:
         defaults["--budget-from-game"] = True
     # a short folder: a socket path holds 107 bytes

@@ -20,7 +20,7 @@ from xlm.protocol import codec, messages
 
 HERE = Path(__file__).parent
 FAKE_ENGINE = f"{sys.executable} -m xlm_broker.child_guard fake_engine"
-DEADLINE_S = 120.0  # only to fail instead of hanging for ever
+DEADLINE_S = 600.0  # only to fail instead of hanging for ever
 HEARTBEAT_MS = 20_000.0  # no lease ends because this process had to wait for a CPU
 _POLL_S = 0.1
 

@@ -18,7 +18,7 @@ from xlm_broker.planning_link import COMMAND, MAX_DEATHS, PlanningLink
 from xlm_broker.state import actions, events
 
 MODEL, MIB = examples.facts(), examples.MIB
-DEADLINE_S = 60.0
+DEADLINE_S = 600.0
 
 
 class Rig:

@@ -22,7 +22,7 @@ from xlm.protocol.messages import Sampling
 
 M = TypeVar("M", bound=link.FromEngine)
 
-PATIENCE_S = 180.0  # only to fail instead of hanging for ever
+PATIENCE_S = 600.0  # only to fail instead of hanging for ever
 GREEDY = Sampling(temperature=0.0)
 
 

@@ -38,7 +38,7 @@ def test_bad_model_files_fail_typed(tmp_path: Path, code: str) -> None:
         failed = engine.wait_for(link.Failed)
         assert failed.code == code
         assert failed.message
-        assert engine.process.wait(timeout=180) == 3
+        assert engine.process.wait(timeout=600) == 3
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_it_ends_when_told(tiny_model: Path, how: str) -> None:
             engine.send(link.Stop())
         else:
             engine.process.terminate()
-        assert engine.process.wait(timeout=180) == 0
+        assert engine.process.wait(timeout=600) == 0
         assert engine.process.stdout is not None
         assert engine.process.stdout.read() == b""
 
@@ -112,7 +112,7 @@ def test_stop_ends_a_load(tmp_path: Path) -> None:
         engine.start(model_path())
         engine.wait_for(link.Progress, lambda progress: progress.stage == "load")
         engine.send(link.Stop())
-        assert engine.process.wait(timeout=180) == 0
+        assert engine.process.wait(timeout=600) == 0
 
 
 PARENT = """
@@ -134,7 +134,7 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     child = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.wait()
-    child.wait(timeout=180)
+    child.wait(timeout=600)
 
 
 def test_budget_before_the_device_is_answered_once_it_is_open(tiny_model: Path) -> None:

@@ -21,7 +21,7 @@ from xlm_broker.server import Server, remove_stale_socket
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ipc sockets")
 
-DEADLINE_S = 120.0
+DEADLINE_S = 600.0
 
 
 @pytest.fixture

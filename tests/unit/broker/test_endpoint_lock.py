@@ -62,7 +62,7 @@ def test_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
     with pytest.raises(EndpointError, match=f"process {holder.pid}"):
         lock.acquire()
     holder.kill()
-    holder.wait(timeout=120)
+    holder.wait(timeout=600)
     assert path.exists()
     lock.acquire()
     lock.release()

@@ -96,7 +96,7 @@ def test_an_answer_that_fails_stops_the_story_with_its_error(broker: FakeBroker,
     broker.fail_next("say", "engine_failed", "the engine died")
     with Network(broker.endpoint, record, 40) as network:
         network.begin()
-        assert network.stop.wait(120.0)
+        assert network.stop.wait(600.0)
         with pytest.raises(xlm.EngineError, match="the engine died"):
             network.end()
 

@@ -9,7 +9,7 @@ import pytest
 import xlm
 from xlm.testing import FakeBroker
 
-LONG = 120.0  # seconds no test ever waits for, unless it fails
+LONG = 600.0  # seconds no test ever waits for, unless it fails
 ANSWER = "Aye, I can mend it. 🔨 Come back tomorrow, 友よ."
 
 

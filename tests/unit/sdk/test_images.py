@@ -131,7 +131,7 @@ def test_neither_numpy_nor_pillow_is_imported() -> None:
         "assert len(pictures([b'x', __file__ if '__file__' in globals() else sys.executable])) == 2\n"
         "assert not {'numpy', 'PIL', 'PIL.Image'} & set(sys.modules), 'imported'\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=600)
 
 
 # -- over a socket -----------------------------------------------------------------------

@@ -39,7 +39,7 @@ def run(broker: FakeBroker) -> Run:
             text=True,
             encoding="utf-8",
             env=environment,
-            timeout=180,
+            timeout=600,
             check=False,
         )
         assert done.returncode == 0, done.stderr
