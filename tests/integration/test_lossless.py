@@ -10,7 +10,7 @@ import pytest
 
 import xlm
 from tests.support.model import plain_llama, smollm_prompt
-from tests.support.running_broker import RunningBroker
+from tests.support.running_broker import N_THREADS, RunningBroker
 
 SYSTEM = "You are Greta, a blacksmith."
 QUESTION = "Tell me a long story about the sword you forged for the king, and the dragon it was made for."
@@ -21,7 +21,7 @@ N_CHANGES = 1000
 @pytest.fixture(scope="module")
 def plain_tokens() -> list[int]:
     """Greedy answer of plain llama-cpp-python on the CPU to the same prompt."""
-    with plain_llama() as llama:
+    with plain_llama(n_threads=N_THREADS) as llama:
         return llama.greedy(smollm_prompt(llama, SYSTEM, QUESTION), N_TOKENS)
 
 

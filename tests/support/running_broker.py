@@ -20,6 +20,7 @@ import xlm
 
 PATIENCE_S = 600.0  # only to fail instead of hanging for ever
 HEARTBEAT_MS = 20_000.0  # no lease ends because a process had to wait for a CPU
+N_THREADS = 2  # also of the plain reference: how attention is summed up depends on it, however many cores there are
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
@@ -106,7 +107,8 @@ def running_broker(wait: bool = True, **options: str | bool | int | None) -> Ite
     """Options are those of xlm-broker with ``_`` for ``-``; defaults: demo model, sim, budget from game."""
     named = {f"--{key.replace('_', '-')}": value for key, value in options.items()}
     defaults: dict[str, Any] = {
-        "--model": "demo", "--device": "sim", "--sim-vram": "512MiB", "--heartbeat-ms": HEARTBEAT_MS
+        "--model": "demo", "--device": "sim", "--sim-vram": "512MiB", "--heartbeat-ms": HEARTBEAT_MS,
+        "--threads": N_THREADS,
     }  # fmt: skip
     if "--budget" not in named:
         defaults["--budget-from-game"] = True
