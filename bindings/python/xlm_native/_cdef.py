@@ -141,6 +141,7 @@ uint64_t vision_scratch_need_bytes;
 uint64_t n_vision_attention_cpu;
 uint64_t n_attention_tiles;
 uint64_t bytes_masks_up;
+uint64_t n_patch_tiles;
 } xlm_stats;
 enum xlm_expert_mode {
 XLM_EXPERTS_UNKNOWN = 0,

@@ -188,6 +188,7 @@ typedef struct xlm_stats {
     uint64_t n_vision_attention_cpu;      /* attention operations of vision graphs that the device cannot run */
     uint64_t n_attention_tiles;           /* pieces of attention whose mask came tile by tile */
     uint64_t bytes_masks_up;              /* masks sent for them */
+    uint64_t n_patch_tiles;               /* parts of vision sub-layers that were computed for some patches at a time */
 } xlm_stats;
 
 /* How an experts sub-layer was planned last. */

@@ -336,8 +336,8 @@ private:
         Root & stage = info_.roots[static_cast<size_t>(info_.stage)];
         stage.device_bytes =
             std::max(stage.device_bytes, tile_stage_bytes(graph_.nodes[i]->src[3]->ne[0], kMaskStageBytes));
-        stage.producer = stage.producer < 0 ? i : stage.producer;
-        stage.last_use = i;
+        stage.producer = i; // they come last first
+        stage.last_use = std::max(stage.last_use, i);
     }
 
     void extend_stage() {
@@ -366,6 +366,7 @@ void extend(ScratchItem & item, int node) {
 GraphInfo analyse_graph(const ggml_cgraph & graph, Resolver & resolver) {
     GraphInfo info = Analysis(graph, resolver).run();
     info.experts = find_expert_groups(graph, info);
+    if (info.vision) find_patch_runs(graph, info, resolver);
     std::vector<uint8_t> all(info.nodes.size());
     for (size_t i = 0; i < all.size(); i++)
         all[i] = !info.nodes[i].cpu_only;
@@ -374,8 +375,33 @@ GraphInfo analyse_graph(const ggml_cgraph & graph, Resolver & resolver) {
         if (items[static_cast<size_t>(r)].first > 0) items[static_cast<size_t>(r)].first = 0;
     for (const ExpertGroup & group : info.experts)
         items.push_back({expert_scratch(group).bytes, group.first, group.last + kFusionReach});
+    if (info.vision) fit_to_spans(info, vision_spans(info, all, 0), kTilePatches.front(), items);
     info.scratch_need_bytes = plan_scratch(items, 256).peak_bytes;
     return info;
+}
+
+std::vector<PatchSpan> vision_spans(const GraphInfo & info, const std::vector<uint8_t> & on_device, int from) {
+    std::vector<PatchSpan> spans;
+    const Node * before = nullptr;
+    for (int i = from; i < static_cast<int>(info.nodes.size()); i++) {
+        const Node & node = info.nodes[static_cast<size_t>(i)];
+        if (node.view) {
+            if (!spans.empty()) spans.back().last = i;
+            continue;
+        }
+        const bool device = on_device[static_cast<size_t>(i)];
+        const bool same = before && before->owner == node.owner && !cut_between(info, *before, node) &&
+                          device == static_cast<bool>(on_device[static_cast<size_t>(before - info.nodes.data())]);
+        if (!same) spans.push_back({spans.empty() ? from : i, i, device ? node.run : -1});
+        spans.back().last = i;
+        before = &node;
+    }
+    return spans;
+}
+
+bool cut_between(const GraphInfo & info, const Node & before, const Node & after) {
+    if (info.runs.empty()) return before.tiled || after.tiled;
+    return before.run != after.run || before.tiled || after.tiled || before.alone || after.alone;
 }
 
 std::vector<ScratchItem> scratch_items(const GraphInfo & info, const std::vector<uint8_t> & on_device) {

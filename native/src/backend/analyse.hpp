@@ -6,6 +6,7 @@
 #pragma once
 
 #include "experts_group.hpp"
+#include "patch_runs.hpp"
 #include "registry.hpp"
 #include "scratch_plan.hpp"
 
@@ -41,7 +42,7 @@ struct Root {
     int keep_until = -1;  // its place on the device is not reused before that node has run
     bool escapes = false; // somebody reads it after the graph
     bool written = false; // by a node of this graph
-    bool hosted = false;  // a mask that never lies on the device as a whole
+    bool hosted = false;  // a mask or a picture that never lies on the device as a whole
     uint64_t device_bytes = 0;
     bool by_rows = true; // of a weight: every use is a plain matrix multiplication, which may go row by row
     RangeSet reads;      // of a state: the bytes that nodes of this graph read
@@ -54,6 +55,8 @@ struct Node {
     bool partial = false; // writes into a root that was there before
     bool cpu_only = false;
     bool tiled = false;                       // attention with a hosted mask
+    int run = -1;                             // into GraphInfo::runs
+    bool alone = false;                       // of a vision graph: moves much and is fused with nothing
     uint32_t first_source = 0, n_sources = 0; // into GraphInfo::sources
 };
 
@@ -81,6 +84,7 @@ struct GraphInfo {
     std::vector<int> inputs; // activation roots that were there before the graph
     std::vector<StateWrite> state_writes;
     std::vector<ExpertGroup> experts;
+    std::vector<PatchRun> runs;
     uint32_t n_tokens = 0;           // columns of the first matrix multiplication
     uint64_t scratch_need_bytes = 0; // device scratch if every unit ran on the device
     bool replayable = true;          // running it twice gives the same state
@@ -99,6 +103,12 @@ constexpr int kFusionReach = 12;
 
 // Lifetimes on the device when `on_device[i]` says that node i runs there.
 std::vector<ScratchItem> scratch_items(const GraphInfo & info, const std::vector<uint8_t> & on_device);
+
+// Consecutive nodes from `from` on that a vision graph submits together at most, where `on_device` says so.
+std::vector<PatchSpan> vision_spans(const GraphInfo & info, const std::vector<uint8_t> & on_device, int from);
+
+// Whether two nodes of one sub-layer of a vision graph are submitted apart.
+bool cut_between(const GraphInfo & info, const Node & before, const Node & after);
 
 bool is_view_op(ggml_op op);
 

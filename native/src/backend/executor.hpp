@@ -99,6 +99,10 @@ private:
     ggml_status compute_on_cpu(ggml_cgraph & graph) { return cpu_->iface.graph_compute(cpu_, &graph); }
     bool submit(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment);
     bool compute_tiles(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment);
+    bool compute_patches(ggml_cgraph & graph, const GraphInfo & info, const Segment & segment);
+    const ggml_tensor * packed_positions(const ggml_cgraph & graph, const GraphInfo & info, const Segment & segment);
+    bool send_positions(const ggml_tensor & positions, ggml_tensor & part, int64_t first, int64_t count,
+                        int64_t n_units);
     bool send_mask(const ggml_tensor & mask, const AttentionTile & tile, ggml_tensor & stage);
     const std::vector<AttentionTile> & tiles_of(const ggml_tensor & mask, uint64_t stage_bytes);
     void patch(const Segment & segment);
@@ -125,7 +129,8 @@ private:
     ExpertRunner experts_{core_, *this};
     const ggml_tensor * tiled_mask_ = nullptr; // of the tiles below
     std::vector<AttentionTile> tiles_;
-    std::deque<std::vector<char>> packed_masks_; // on their way to the device
+    std::deque<std::vector<char>> packed_masks_; // and positions, on their way to the device
+    ggml_tensor host_positions_{};
     uint64_t packed_bytes_ = 0;
     Pace vision_pace_;
     int gave_way_at_ = -1; // a segment gives way to reclaims once: a storm of them must not hold a step up for ever

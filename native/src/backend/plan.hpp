@@ -28,6 +28,9 @@ struct SourcePatch {
 struct Segment {
     bool on_device = false;
     bool tiled = false;            // one attention whose mask comes in tiles
+    int run = -1;                  // of a vision graph: into GraphInfo::runs
+    int64_t tile_units = 0;        // of the run, computed at a time; 0: all of it
+    uint64_t tile_offset = 0;      // in the scratch: what tiles need besides
     int first = 0, last = 0;       // nodes, inclusive
     uint32_t n_units = 1;          // sub-layers it spans, for the bound of work in flight
     uint64_t cost = 0;             // bytes of weights and state it reads, from which its time is predicted
@@ -54,6 +57,7 @@ struct Plan {
     uint32_t tier = 0;
     uint64_t epoch = 0;
     int from = 0; // first node
+    int64_t tile_patches = 0; // of a vision graph
     uint64_t max_segment_cost = UINT64_MAX;
     bool partial = false; // goes on with a node that has a part of its result: not for another step
     bool uses_device = false;

@@ -40,10 +40,13 @@ void Planner::cut() {
             segment->on_device = true;
             segment->experts = group;
         }
-        if (!node.view && segment->on_device && seen_work_ && (node.tiled || segment->tiled))
-            segment = &open(i), segment->on_device = true;
-        if (!node.view) segment->tiled = segment->on_device && node.tiled;
-        if (!node.view) seen_work_ = true;
+        if (info_.vision && !node.view && segment->on_device) {
+            if (seen_work_ && cut_between(info_, info_.nodes[static_cast<size_t>(last_work_)], node))
+                segment = &open(i), segment->on_device = true;
+            segment->tiled = node.tiled;
+            segment->run = node.run;
+        }
+        if (!node.view) seen_work_ = true, last_work_ = i;
         if (node.owner != unit || open_cost_ == 0) open_cost_ += needs_[static_cast<size_t>(node.owner)].cost;
         if (on_device_[static_cast<size_t>(i)]) add_pieces(i);
         plan_.segments.back().last = i;
@@ -75,7 +78,7 @@ bool Planner::open_by_rows(int i) {
         if (at_once == 0) continue;
         Segment & segment = seen_work_ ? open(i) : plan_.segments.back();
         segment.on_device = segment.by_rows = seen_work_ = true;
-        segment.last = i;
+        segment.last = last_work_ = i;
         list_rows(segment, *root.weight, at_once, i == limits_.rows_node ? limits_.rows_done : 0);
         return true;
     }
@@ -113,10 +116,13 @@ void Planner::add_pieces(int i) {
     for (const Streamed & piece : pieces)
         bytes += piece.bytes;
     const Segment & open_segment = plan_.segments.back();
+    // A run in tiles is worth more: cut in two, what lies between would be there as a whole.
+    const uint64_t share = open_segment.run >= 0 ? 2 : 4;
     const bool full =
-        piece_bytes_ + bytes > cache_.ring.capacity_bytes() / 4 || open_segment.pieces.size() >= kMaxPieces;
+        piece_bytes_ + bytes > cache_.ring.capacity_bytes() / share || open_segment.pieces.size() >= kMaxPieces;
     if (!open_segment.pieces.empty() && full && i > open_segment.first) {
         open(i).on_device = true;
+        plan_.segments.back().run = node.run;
         seen_work_ = true;
         pieces = new_pieces(node);
     }
@@ -142,8 +148,10 @@ void Planner::list_needs(Segment & segment) {
     for (int i = segment.first; i <= segment.last; i++) {
         const Node & entry = info_.nodes[static_cast<size_t>(i)];
         if (entry.view) continue;
-        for (uint32_t s = 0; s < entry.n_sources; s++)
-            note_need(segment, info_.sources[entry.first_source + s], i);
+        for (uint32_t s = 0; s < entry.n_sources; s++) {
+            const int source = info_.sources[entry.first_source + s];
+            if (source != entry.root) note_need(segment, source, i); // a cast names its own result
+        }
         if (entry.partial) note_need(segment, entry.root, i);
     }
     segment.cost = kUnitCost * segment.n_units;

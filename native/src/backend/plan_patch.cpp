@@ -11,8 +11,9 @@ bool Planner::lay_out() {
         for (int r : segment.needs)
             items[static_cast<size_t>(r)].first = std::min(items[static_cast<size_t>(r)].first, segment.first);
     append_expert_items(items, [&](size_t g) { return group_at(info_.experts[g].first) >= 0; });
+    if (info_.vision) fit_to_spans(info_, segment_spans(), plan_.tile_patches, items);
     const ScratchLayout layout = plan_scratch(items, inner_.alignment());
-    exact_scratch_bytes_ = layout.peak_bytes;
+    if (info_.vision) exact_scratch_bytes_[plan_.tile_patches] = layout.peak_bytes;
     if (!cache_.place_scratch(layout.peak_bytes)) {
         plan_.uses_device = false;
         plan_.stream_order.clear();
@@ -20,7 +21,27 @@ bool Planner::lay_out() {
     }
     make_shadows(items, layout);
     place_slot_ids(layout);
+    if (info_.vision) place_tiles(layout);
     return true;
+}
+
+std::vector<PatchSpan> Planner::segment_spans() const {
+    std::vector<PatchSpan> spans;
+    for (const Segment & segment : plan_.segments)
+        spans.push_back({segment.first, segment.last, segment.by_rows || !segment.on_device ? -1 : segment.run});
+    return spans;
+}
+
+// Segments that are computed some patches at a time.
+void Planner::place_tiles(const ScratchLayout & layout) {
+    for (size_t s = 0; s < plan_.segments.size(); s++) {
+        Segment & segment = plan_.segments[s];
+        if (segment.run < 0 || segment.by_rows || !segment.on_device) continue;
+        const PatchRun & run = info_.runs[static_cast<size_t>(segment.run)];
+        const PatchTiles tiles(run, plan_.tile_patches);
+        if (tiles.n_tiles > 1 || run.embeds) segment.tile_units = tiles.units;
+        segment.tile_offset = layout.offsets[info_.roots.size() + info_.experts.size() + s];
+    }
 }
 
 void Planner::make_shadows(const std::vector<ScratchItem> & items, const ScratchLayout & layout) {

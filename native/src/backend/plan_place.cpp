@@ -29,26 +29,53 @@ void Planner::place_everything() {
 uint64_t Planner::scratch_estimate() const {
     std::vector<ScratchItem> items = scratch_items(info_, on_device_);
     append_expert_items(items, [&](size_t g) { return may_go_by_expert(info_.experts[g]); });
+    if (info_.vision) fit_to_spans(info_, vision_spans(info_, on_device_, plan_.from), plan_.tile_patches, items);
     return plan_scratch(items, inner_.alignment()).peak_bytes;
 }
 
-// Where the activations of many patches do not fit, the widest parts go to the CPU. The patch embedding first:
-// it is wide and computes little; then the feed-forward parts.
+// Where the activations do not fit, tiles have fewer patches; then, and where the sub-layers are not cut into
+// tiles, the widest parts go to the CPU. The patch embedding first: it is wide and computes little.
 bool Planner::place_vision_scratch() {
     const std::vector<uint8_t> all = device_units_;
-    for (const bool ffn : {true, false}) {
-        for (const bool projector : {true, false}) {
-            device_units_ = all;
-            if (!ffn) shed(XLM_KIND_FFN);
-            if (!projector) shed(XLM_KIND_PROJECTOR);
-            mark_nodes();
-            scratch_bytes_ = std::max(scratch_estimate(), ffn && projector ? exact_scratch_bytes_ : 0);
-            if (scratch_bytes_ > cache_.budget_bytes()) continue;
-            cache_.give_way(vision_need_bytes(), limits_.vision_bound_bytes);
-            if (cache_.place_scratch(scratch_bytes_)) return true;
+    for (const bool beside_weights : {true, false}) {
+        for (const bool ffn : {true, false}) {
+            for (const bool projector : {true, false}) {
+                for (const int64_t patches : kTilePatches) {
+                    device_units_ = all;
+                    if (!ffn) shed(XLM_KIND_FFN);
+                    if (!projector) shed(XLM_KIND_PROJECTOR);
+                    if (try_vision_scratch(patches, ffn && projector, beside_weights)) return true;
+                    if (info_.runs.empty()) break;
+                }
+            }
         }
     }
     return false;
+}
+
+bool Planner::try_vision_scratch(int64_t patches, bool whole, bool beside_weights) {
+    mark_nodes();
+    plan_.tile_patches = patches;
+    scratch_bytes_ = std::max(scratch_estimate(), whole ? exact_scratch_bytes_[patches] : 0);
+    const uint64_t need_bytes = vision_need_bytes();
+    const uint64_t least =
+        beside_weights ? std::min(need_bytes, scratch_bytes_ + least_weight_bytes()) : scratch_bytes_;
+    if (least > cache_.budget_bytes()) return false;
+    cache_.give_way(need_bytes, limits_.vision_bound_bytes);
+    return cache_.place_scratch(scratch_bytes_);
+}
+
+// What streaming takes: the ring and the small tensors.
+uint64_t Planner::least_weight_bytes() const {
+    std::vector<const SubLayer *> small;
+    for (size_t u = 0; u < needs_.size(); u++)
+        for (const Weight * weight : needs_[u].weights)
+            if (device_units_[u] && weight->sublayer->kind == XLM_KIND_SMALL)
+                add_once(small, static_cast<const SubLayer *>(weight->sublayer));
+    uint64_t bytes = limits_.ring_bytes;
+    for (const SubLayer * sublayer : small)
+        bytes += sublayer->device_bytes;
+    return bytes;
 }
 
 void Planner::shed(xlm_sublayer_kind kind) {

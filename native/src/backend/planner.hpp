@@ -6,6 +6,7 @@
 #include "plan.hpp"
 
 #include <algorithm>
+#include <map>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -57,6 +58,8 @@ private:
     void place_everything();
     uint64_t scratch_estimate() const;
     bool place_vision_scratch();
+    bool try_vision_scratch(int64_t patches, bool whole, bool beside_weights);
+    uint64_t least_weight_bytes() const;
     void shed(xlm_sublayer_kind kind);
     uint64_t vision_need_bytes() const;
     uint64_t reserve_bytes() const;
@@ -109,6 +112,8 @@ private:
 
     // -- where things lie, and who is told: plan_patch.cpp
     bool lay_out();
+    std::vector<PatchSpan> segment_spans() const;
+    void place_tiles(const ScratchLayout & layout);
     void make_shadows(const std::vector<ScratchItem> & items, const ScratchLayout & layout);
     void place_slot_ids(const ScratchLayout & layout);
     bool placed(int r) const { return plan_.shadows[static_cast<size_t>(r)].data != nullptr; }
@@ -129,8 +134,10 @@ private:
     std::vector<UnitNeeds> needs_;
     std::vector<uint8_t> device_units_, on_device_;
     uint64_t piece_bytes_ = 0, open_cost_ = 0;
-    uint64_t scratch_bytes_ = 0, exact_scratch_bytes_ = 0; // of a vision graph
-    bool seen_work_ = false;                               // the open segment has a node that does something
+    uint64_t scratch_bytes_ = 0;                      // of a vision graph
+    std::map<int64_t, uint64_t> exact_scratch_bytes_; // by patches of a tile, where a layout did not fit
+    int last_work_ = 0;                               // of the open segment: its last node that does something
+    bool seen_work_ = false;                          // the open segment has a node that does something
     std::unordered_map<const ggml_tensor *, size_t> root_index_;
     std::unordered_set<const ggml_tensor *> patched_;
     std::vector<const Weight *> weights_; // of the segment being listed

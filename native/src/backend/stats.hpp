@@ -33,7 +33,8 @@ struct Stats {
     Counter expert_steps, expert_hits, expert_misses, expert_cpu, expert_bytes_uploaded, expert_bytes_saved;
     Counter expert_passes, expert_whole;
     Counter scratch_need_decode_bytes, scratch_need_prefill_bytes, prefill_tokens_seen;
-    Counter n_vision_graphs, vision_scratch_need_bytes, n_vision_attention_cpu, n_attention_tiles, bytes_masks_up;
+    Counter n_vision_graphs, vision_scratch_need_bytes, n_vision_attention_cpu, n_attention_tiles, bytes_masks_up,
+        n_patch_tiles;
     Counter pageable_host_bytes; // not reset: memory, not events
 
     template <typename Visit>
@@ -62,6 +63,7 @@ struct Stats {
                                   &n_vision_graphs,
                                   &n_vision_attention_cpu,
                                   &n_attention_tiles,
+                                  &n_patch_tiles,
                                   &bytes_masks_up,
                                   &over_budget_events,
                                   &expert_steps,
