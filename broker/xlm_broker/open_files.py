@@ -17,8 +17,10 @@ import psutil
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from xlm.errors import RequestError
 from xlm_broker.telemetry import logger
 
+FEWEST_FILES: Final = 64  # the broker's own and its children's pipes take some thirty
 ENOUGH_FILES: Final = 4096  # more than any number of games and tools on one machine
 _MOST_FILES: Final = 65_536  # what is asked for where the system knows no limit
 _TOLD_EVERY_S: Final = 10.0
@@ -36,10 +38,19 @@ def file_limits() -> tuple[int, int] | None:
 
 
 def raise_file_limit() -> int | None:
-    """Raises the soft limit to the hard one, or to 65,536; the limit that holds then. None: there is none."""
+    """Raises the soft limit to the hard one, or to 65,536; the limit that holds then. None: there is none.
+
+    RequestError where even that is too low: such a broker would run, and nobody could connect.
+    """
     limits = file_limits()
     if limits is None or sys.platform == "win32":
         return None
+    if limits[1] < FEWEST_FILES:
+        raise RequestError(
+            f"this process may have {limits[1]} files open; the broker needs at least {FEWEST_FILES}",
+            code="option_invalid",
+            hint="raise the limit, for instance: ulimit -n 1024",
+        )
     import resource
 
     soft, wanted = limits[0], min(limits[1], _MOST_FILES)

@@ -6,6 +6,7 @@ it says). Order: file, header, architecture, tokenizer, memory, completeness.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from pathlib import Path
@@ -31,11 +32,18 @@ def check_file(path: str) -> Header:
     try:
         header = gguf_header.parse(file)
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}", code="model_unreadable") from error
+        raise _unreadable(path, error) from error
     _check_architecture(header)
     _check_tokenizer(header)
     _check_numbers(header)
     return header
+
+
+def _unreadable(path: str, error: OSError) -> ModelError:
+    problem = f"{path} cannot be read: {error.strerror}"
+    if error.errno == errno.ENOMEM:
+        return ModelError(problem, code="model_unreadable", hint="free memory, or raise this process's limit of it")
+    return ModelError(problem, code="model_unreadable")
 
 
 def _check_entry(file: Path) -> None:

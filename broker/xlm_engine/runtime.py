@@ -168,8 +168,11 @@ class Runtime:
             self._context = C.llama_init_from_model(self._model, params)
         if not self._context:
             words = lines[-1] if lines else "no reason given"
-            code = "model_too_large" if "alloc" in "\n".join(lines) else "model_invalid"
-            raise ModelError(f"llama.cpp cannot create a context: {words}", code=code)
+            problem = f"llama.cpp cannot create a context: {words}"
+            if "alloc" not in "\n".join(lines):
+                raise ModelError(problem, code="model_invalid")
+            hint = "weights and KV cache live in host memory; lower --ctx or --sessions, or use a smaller model"
+            raise ModelError(problem, code="model_too_large", hint=hint)
 
     def close(self) -> None:
         """Safe to call twice. The device stays open."""

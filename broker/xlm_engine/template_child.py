@@ -37,8 +37,10 @@ def _limit_self() -> None:
     with contextlib.suppress(ImportError):  # Windows has no rlimits: there only the time is bounded
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+        for kind, wanted in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CPU, CPU_S)):
+            hard = resource.getrlimit(kind)[1]  # whoever started us may allow less already; a limit cannot be raised
+            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(kind, (most, most))
 
 
 def main() -> int:

@@ -158,7 +158,7 @@ class Link:
             if event == zmq.EVENT_DISCONNECTED:
                 self._carry_out(self.connection.lost(time.monotonic(), "it closed the connection"))
             else:
-                self.connection.trouble = "the encrypted handshake failed; is the server key right?"
+                self.connection.trouble = self._socket.no_handshake
         return bool(events)
 
     def _carry_out(self, actions: list[Action]) -> None:

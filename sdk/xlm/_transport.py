@@ -54,6 +54,13 @@ class Socket:
         self._dealer: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
 
+    @property
+    def no_handshake(self) -> str:
+        """For people: why a connection may end before it is one."""
+        if self._endpoint.path is not None:
+            return "it ended the connection in the handshake; it may have no place for another one, or be no xlm-broker"
+        return "the encrypted handshake failed; is the server key right?"
+
     def dial(self) -> None:
         """A fresh connection in the making. What was queued in the old one is dropped."""
         self._hang_up(linger_ms=0)

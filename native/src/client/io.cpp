@@ -166,8 +166,7 @@ void Io::watch() {
             peer_there_ = false;
             connection_.lost(now_ns(), "the broker closed the connection");
             break;
-        case Sight::handshake_failed:
-            connection_.handshake_failed("the encrypted handshake failed; is the server key right?");
+        case Sight::handshake_failed: connection_.handshake_failed(socket_.no_handshake());
         }
     }
 }

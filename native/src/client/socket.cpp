@@ -95,6 +95,12 @@ Sight Socket::watch() {
     }
 }
 
+const char * Socket::no_handshake() const {
+    if (endpoint_.url.compare(0, 6, "ipc://") == 0)
+        return "it ended the connection in the handshake; it may have no place for another one, or be no xlm-broker";
+    return "the encrypted handshake failed; is the server key right?";
+}
+
 void Socket::poll(const Waker & waker, long timeout_ms, bool writable) {
     zmq_pollitem_t items[3] = {};
     int count = 0;

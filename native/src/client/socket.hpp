@@ -37,6 +37,7 @@ public:
     void dial();                       // a fresh connection in the making. Throws Failed
     bool send(std::string_view frame); // false: not now, the queue is full
     bool receive(Received & frame);    // false: none. Of several frames, which no broker sends, the last one counts
+    const char * no_handshake() const; // for people: why a connection may end before it is one
     Sight watch();                     // the next thing the monitor saw
     void poll(const Waker & waker, long timeout_ms, bool writable);
     void close(int linger_ms); // for good; waits that long for what was sent to leave

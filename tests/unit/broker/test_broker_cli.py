@@ -137,3 +137,17 @@ def test_runs_as_a_module_and_imports_no_gpu_library(tmp_path: Path) -> None:
         [sys.executable, "-m", "xlm_broker.cli.broker", "--version"], capture_output=True, text=True, check=True
     )
     assert version.stdout.startswith("xlm-broker ")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit of files there")
+def test_too_few_files_for_any_client_are_told_at_once(tmp_path: Path) -> None:
+    """With so few the broker would come up, say that it is ready, and shut the door before everybody."""
+    words = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40));"
+        "from xlm_broker.cli.broker import main; main()"
+    )
+    command = [sys.executable, "-c", words, "--model", "none.gguf", "--device", "cpu"]
+    done = subprocess.run([*command, "--endpoint", f"ipc://{tmp_path}/b.sock"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "40 files" in done.stderr
+    assert "ulimit" in done.stderr

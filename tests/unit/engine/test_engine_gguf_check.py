@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import struct
 from pathlib import Path
@@ -188,3 +189,13 @@ def test_what_llama_says_becomes_a_code(line: str, code: str) -> None:
 
 def test_a_silent_failure_is_still_an_error() -> None:
     assert gguf_check.explain_load_failure([]).code == "model_invalid"
+
+
+def test_no_memory_to_read_a_file_is_no_matter_of_permissions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(_: Path) -> gguf_header.Header:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(gguf_header, "parse", no_memory)
+    with pytest.raises(ModelError, match=os.strerror(errno.ENOMEM)) as caught:
+        gguf_check.check_file(str(write(tmp_path / "m.gguf")))
+    assert "memory" in caught.value.hint

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -140,3 +142,16 @@ def test_first_turn_marks_run_and_turn_and_begins_with_bos_once() -> None:
     assert flagged[0] & shapes.RUN_START
     assert shapes.head_length(flagged) > 1
     assert shapes.token_of(prompts.later("a system", "hi")[0]) != 7
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no rlimits there")
+def test_a_process_that_is_allowed_little_memory_still_takes_a_template_apart() -> None:
+    """Limits are inherited, and one that whoever started the engine has set cannot be raised again."""
+    words = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (900 << 20, 900 << 20));"
+        "from xlm_engine import template_child; print(template_child.take_apart('', '', '').with_system.closing)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", words], capture_output=True, text=True, env=template_child._environment()
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "['<|im_end|>\\n']"), done.stderr

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,8 +18,11 @@ import pytest
 import zmq
 
 import xlm
+from xlm._base import Connection, Identity
+from xlm._link import Link
 from xlm._shell import DEFAULT_TIMEOUT_S, time_limit_s
 from xlm.protocol import messages
+from xlm.protocol.endpoints import parse_endpoint
 from xlm.testing import FakeBroker
 from xlm_broker.state.settings import Timing
 
@@ -388,3 +394,29 @@ def test_the_right_key_gets_in_and_no_other(tmp_path: Path, monkeypatch: pytest.
 def test_a_key_for_ipc_is_a_mistake(broker: FakeBroker) -> None:
     with pytest.raises(xlm.EndpointError, match="for tcp"):
         xlm.connect(broker.endpoint, server_key="a" * 40)
+
+
+def test_a_broker_that_hangs_up_in_the_handshake_is_not_said_to_want_a_key(tmp_path: Path) -> None:
+    """Over ipc nothing is encrypted: what shuts the door is a broker with no file left for another connection."""
+    path = tmp_path / "full.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        doorman = threading.Thread(target=shut_the_door, args=(listener,), daemon=True)
+        doorman.start()
+        link = Link(parse_endpoint(f"ipc://{path}"), None, Connection(Identity("npc", os.getpid(), "test")))
+        link.start()
+        try:
+            assert link.wait(lambda: "no place for another" in link.connection.trouble, LONG)
+        finally:
+            link.stop()
+            listener.shutdown(socket.SHUT_RDWR)
+            doorman.join(LONG)
+
+
+def shut_the_door(listener: socket.socket) -> None:
+    """Takes each greeting and hangs up, until the listener is shut down."""
+    with contextlib.suppress(OSError):
+        while True:
+            with listener.accept()[0] as connection:
+                connection.recv(64)
