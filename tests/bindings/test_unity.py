@@ -19,6 +19,7 @@ import pytest
 from tests.bindings import xlm_header
 from tests.bindings.play import Play, expected_sentences
 from tests.bindings.toolchain import csharp, run, tool
+from tests.support.processes import ended
 from tests.support.running_broker import RunningBroker, wait_until
 from xlm.protocol import messages
 from xlm.testing import FakeBroker
@@ -324,7 +325,7 @@ def test_a_started_broker_ends_with_the_game(built: Built, stand_in: Path, tmp_p
         play.say("stop")
         assert play.rest() == ["exited False", "stopped True 0"]
     assert (tmp_path / "ended").read_text() == "politely"
-    assert not psutil.pid_exists(pid)
+    assert ended(pid)
 
 
 def test_a_killed_game_leaves_no_broker(built: Built, stand_in: Path, tmp_path: Path) -> None:
@@ -332,7 +333,7 @@ def test_a_killed_game_leaves_no_broker(built: Built, stand_in: Path, tmp_path: 
         pid, _ = play.started(tmp_path)
         family = [psutil.Process(pid), psutil.Process(pid).parent()]
         play.process.send_signal(signal.SIGKILL)
-        wait_until(lambda: not any(one and one.is_running() for one in family), "broker and guard ended")
+        wait_until(lambda: all(one is None or ended(one) for one in family), "broker and guard ended")
     assert (tmp_path / "ended").read_text() == "politely"
 
 
@@ -418,4 +419,4 @@ def test_a_game_with_its_own_broker_is_killed_in_mid_sentence(built: Built, tmp_
             assert "xlm_broker" in commands
             assert "xlm_engine" in commands
             play.process.send_signal(signal.SIGKILL)
-            wait_until(lambda: not any(one.is_running() for one in family), "guard, broker and engine ended")
+            wait_until(lambda: all(ended(one) for one in family), "guard, broker and engine ended")

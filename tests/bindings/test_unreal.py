@@ -14,6 +14,7 @@ import pytest
 
 from tests.bindings.play import Play, expected_sentences
 from tests.bindings.toolchain import cpp, run, tool
+from tests.support.processes import ended
 from tests.support.running_broker import RunningBroker, wait_until
 from xlm.protocol import messages
 from xlm.testing import FakeBroker
@@ -145,7 +146,7 @@ def test_a_started_broker_ends_with_the_game(core: Core, stand_in: Path, tmp_pat
         play.say("stop")
         assert play.rest() == ["running 1", "missing 127"]
     assert (tmp_path / "ended").read_text() == "politely"
-    assert not psutil.pid_exists(pid)
+    assert ended(pid)
 
 
 def test_a_killed_game_leaves_no_broker(core: Core, stand_in: Path, tmp_path: Path) -> None:
@@ -153,7 +154,7 @@ def test_a_killed_game_leaves_no_broker(core: Core, stand_in: Path, tmp_path: Pa
         pid, _ = play.started(tmp_path)
         family = [psutil.Process(pid), psutil.Process(pid).parent()]
         play.process.send_signal(signal.SIGKILL)
-        wait_until(lambda: not any(one and one.is_running() for one in family), "broker and guard ended")
+        wait_until(lambda: all(one is None or ended(one) for one in family), "broker and guard ended")
     assert (tmp_path / "ended").read_text() == "politely"
 
 

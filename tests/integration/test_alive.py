@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 
-import psutil
 import pytest
 
 import xlm
+from tests.support.processes import ended
 from tests.support.running_broker import RunningBroker, running_broker, wait_until
 
 SYSTEM = "You are Greta, a blacksmith."
@@ -89,7 +89,7 @@ def test_broker_killed_and_started_again_needs_no_cleaning() -> None:
             client.set_budget("64MiB")
             expected = conversation(client)
         broker.kill()
-        wait_until(lambda: not psutil.pid_exists(engine), "no orphaned engine")
+        wait_until(lambda: ended(engine), "no orphaned engine")
         broker.start()
         with broker.connect() as client:
             client.set_budget("64MiB")

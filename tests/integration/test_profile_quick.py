@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.processes import ended
 from xlm.errors import ProfileError
 from xlm_broker.planner.sharding.profile import KernelPoint, MachineProfile
 from xlm_broker.profile_store import MAX_FILE_BYTES, load_profile
@@ -70,7 +71,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     os.kill(first.pid, signal.SIGTERM)
     first.wait(600)
     psutil.wait_procs(children, timeout=600)
-    assert not any(child.is_running() for child in children)
+    assert all(ended(child) for child in children)
     interrupted = load_profile(path)
     done = xlm_profile(*arguments, "--json")
     assert done.returncode == 0, done.stderr

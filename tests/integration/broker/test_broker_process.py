@@ -22,6 +22,7 @@ import zmq
 from broker_rig import DEADLINE_S, Broker, RawClient, connected, eventually, running
 from fake_engine import answer_token
 
+from tests.support.processes import ended
 from xlm.protocol import codec, messages
 from xlm.testing import FakeBroker
 
@@ -29,10 +30,6 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
 HERE = Path(__file__).parent
 LEAK_BYTES = 32 << 10  # a client that leaves so much behind is a leak
-
-
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 # -- the ordinary day -----------------------------------------------------------------
@@ -101,7 +98,7 @@ def test_ends_clean(short_path: Path, number: int) -> None:
             broker.process.send_signal(number)
             assert client.wait_kind(messages.Notice).kind == "shutdown"
             assert broker.stop(number) == 0
-        assert all(gone(pid) for pid in children)
+        assert all(ended(pid) for pid in children)
         left = [path for path in short_path.rglob("*") if path.is_socket() or path.suffix == ".lock"]
         assert left == []
         assert not broker.ready_file.exists()
@@ -137,7 +134,7 @@ def test_killed_broker_leaves_no_engine_and_nothing_to_clean(short_path: Path) -
         broker.ready()
         children = [child.pid for child in broker.children()]
         broker.stop(signal.SIGKILL)
-        eventually(lambda: all(gone(pid) for pid in children), "the engine ends with its broker")
+        eventually(lambda: all(ended(pid) for pid in children), "the engine ends with its broker")
         assert (short_path / "s" / "b.sock").exists()
         broker.restart()
         eventually(lambda: broker.ready()["pid"] == broker.process.pid, "the new broker's ready-file")
@@ -551,7 +548,7 @@ def test_a_frozen_engine_does_not_hold_up_an_impatient_shutdown(short_path: Path
             assert client.wait_kind(messages.Notice).kind == "shutdown"
         time.sleep(1.1)  # a signal sooner than that counts as the same request
         assert broker.stop(signal.SIGTERM) == 0
-        eventually(lambda: all(gone(child.pid) for child in children), "the kernel has ended both")
+        eventually(lambda: all(ended(child) for child in children), "the kernel has ended both")
 
 
 def test_a_closed_log_does_not_stop_the_broker(short_path: Path) -> None:

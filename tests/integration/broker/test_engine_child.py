@@ -10,11 +10,11 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import psutil
 import pytest
 import zmq
 from broker_rig import DEADLINE_S, HERE, eventually
 
+from tests.support.processes import ended
 from xlm.protocol import link
 from xlm.protocol.endpoints import parse_endpoint
 from xlm_broker.supervisor import Supervisor, private_folder
@@ -200,11 +200,7 @@ async def test_an_engine_deaf_to_sigterm_and_its_children_end_with_close(rig: Ri
     grandchild = int(next((rig.folder / "xlm").rglob("*.pid")).read_text())
     await rig.supervisor.close()
     assert rig.owner.exited[0][2] == signal.SIGKILL
-    eventually(lambda: not _runs(grandchild), "the engine's child ends")
-
-
-def _runs(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    eventually(lambda: ended(grandchild), "the engine's child ends")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl")
@@ -224,7 +220,7 @@ def test_the_guard_ends_its_process_when_the_parent_dies(tmp_path: Path) -> None
     assert arguments.strip() == "['a', 'b']"
     parent.kill()
     parent.wait(timeout=DEADLINE_S)
-    eventually(lambda: not _runs(int(pid)), "the guarded process ends")
+    eventually(lambda: ended(int(pid)), "the guarded process ends")
 
 
 def test_the_guard_does_not_start_when_the_parent_is_dead_already() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.processes import ended
 from tests.unit.planner.sharding import examples
 from xlm.protocol.link import DeviceConfig
 from xlm_broker.planner import wire
@@ -100,9 +101,8 @@ def test_killed_in_between_it_is_started_again(tmp_path: Path) -> None:
         await rig.final(1)
         (child,) = [c for c in psutil.Process().children() if "planning_process" in " ".join(c.cmdline())]
         child.kill()
-        while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+        while not ended(child):
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.05)
         rig.ask(2)
         assert (await rig.final(2)).schedule is not None
 

@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.processes import ended
 from xlm.errors import XlmError
 from xlm_broker.demo import process
 from xlm_broker.demo.process import PrivateBroker, child_environment, last_words, private_endpoint
@@ -74,7 +75,7 @@ def test_a_loaded_broker_is_waited_for_and_ended(tmp_path: Path, monkeypatch: py
         folder = Path(broker.endpoint.removeprefix("ipc://")).parent
         if sys.platform != "win32":
             assert folder.stat().st_mode & 0o777 == 0o700
-    assert not child.is_running()
+    assert ended(child)
     assert not folder.exists()
 
 
