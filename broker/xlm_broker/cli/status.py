@@ -76,13 +76,15 @@ def page(status: Mapping[str, Any]) -> RenderableType:
 
 
 def summary(status: Mapping[str, Any]) -> str:
-    """One line: the engine's state, what the model holds of its budget, what limits it, and how fast it speaks."""
+    """One line: the engine's state, what it holds of its budget and what limits it, device, model's file, speed."""
     budget, device, engine = (status.get(name) or {} for name in ("budget", "device", "engine"))
     used, effective = _size(budget.get("used_bytes", device.get("used_bytes"))), _size(budget.get("effective_bytes"))
     limit = f" (limited by {budget['limited_by']})" if budget.get("limited_by") else ""
+    model = str((engine.get("model") or {}).get("path") or "").replace("\\", "/").rsplit("/", 1)[-1]
     words = [str(engine.get("state") or "no engine"), f"uses {used} of a budget of {effective}{limit}"]
     if device.get("kind"):
         words.append(f"on {device['kind']}, {_size(device.get('total_bytes'))}")
+    words += [model] if model else []
     if rate := (status.get("throughput") or {}).get("tokens_per_s"):
         words.append(f"{rate:.1f} tokens/s")
     return "; ".join(words)
@@ -109,9 +111,17 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
             rows += flat(value, f"{name}.")
+        elif isinstance(value, (list, tuple)) and value and all(isinstance(item, Mapping) for item in value):
+            rows += [(f"{name}.{number}", _in_words(item)) for number, item in enumerate(value, 1)]
         elif value not in (None, "", [], ()):  # a field without a value tells nothing
             rows.append((name, shown(name, value)))
     return rows
+
+
+def _in_words(values: Mapping[str, Any]) -> str:
+    """One line for an entry of a list, such as a tier."""
+    pairs = [(name.removeprefix("n_"), shown(name, value)) for name, value in values.items()]
+    return ", ".join(f"{name} {value}" for name, value in pairs)
 
 
 def shown(name: str, value: object) -> str:

@@ -180,8 +180,14 @@ def test_chat_status_is_the_first_line_of_xlm_status(run, broker: FakeBroker) ->
 def test_the_summary_of_a_status() -> None:
     budget = {"used_bytes": 3 << 19, "effective_bytes": 96 << 20, "limited_by": "cap"}
     device = {"kind": "sim", "total_bytes": 1 << 28}
-    full = {"engine": {"state": "ready"}, "budget": budget, "device": device, "throughput": {"tokens_per_s": 12.34}}
-    words = "ready; uses 1.5MiB of a budget of 96MiB (limited by cap); on sim, 256MiB; 12.3 tokens/s"
+    model = {"name": "Odd Name 8k", "path": "/models/greta.gguf"}
+    full = {
+        "engine": {"state": "ready", "model": model},
+        "budget": budget,
+        "device": device,
+        "throughput": {"tokens_per_s": 12.34},
+    }
+    words = "ready; uses 1.5MiB of a budget of 96MiB (limited by cap); on sim, 256MiB; greta.gguf; 12.3 tokens/s"
     assert summary(full) == words
     assert summary({}) == "no engine; uses ? of a budget of ?"
 
@@ -197,6 +203,11 @@ def test_values_for_people() -> None:
         ("a.b_bytes", "3MiB"),
         ("e", "1, 2"),
         ("h", "0"),
+    ]
+    tiers = [{"max_tokens": 1, "n_cpu": 2, "n_resident": 60}, {"max_tokens": 64, "n_cpu": 0, "n_resident": 62}]
+    assert flat({"tiers": tiers}) == [
+        ("tiers.1", "max_tokens 1, cpu 2, resident 60"),
+        ("tiers.2", "max_tokens 64, cpu 0, resident 62"),
     ]
     assert [shown("x_bytes", value) for value in (0, 1 << 10, 3 << 29)] == ["0B", "1KiB", "1.5GiB"]
     assert [shown("x", value) for value in (True, False, 1.234, "s")] == ["yes", "no", "1.23", "s"]
