@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, Protocol, Self, TypeVar, Unpack
 
 from xlm import _requests
-from xlm._base import Call, Conversation, expect
+from xlm._calls import Call, Conversation, expect
 from xlm._link import Link
 from xlm._requests import Overflow, Require, SayOptions
 from xlm._shell import DEFAULT_TIMEOUT_S, BaseClient, OnNotice, is_closed_already, time_limit_s, timed_out
@@ -182,7 +182,7 @@ class AsyncClient(BaseClient):
     async def wait_connected(self, timeout: float | None = None) -> None:
         """Waits until there is a connection, at most ``timeout`` seconds (None: for ever).
 
-        Raises BrokerError (``broker_gone``) where there is none by then, or what stands against it for good.
+        Raises BrokerError (``not_ready``, ``broker_gone``) where there is none by then, or what is against it for good.
         """
         await self._until(self._settled, timeout)
         self._check_connected(timeout)

@@ -15,17 +15,16 @@ Not thread-safe: the shell holds a lock around each call.
 
 from __future__ import annotations
 
-import copy
 import enum
 import itertools
 import secrets
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final
 
 from xlm import errors
-from xlm._uploads import Picture, Upload, Uploads
+from xlm._calls import Call, Conversation, Stream, UploadCall, Wishes, again, unexpected
+from xlm._uploads import Uploads
 from xlm.errors import BrokerError, ImageError, ProtocolError, RequestError, SessionError, XlmError
 from xlm.protocol import codec, messages
 from xlm.protocol.messages import Message
@@ -33,7 +32,7 @@ from xlm.protocol.messages import Message
 MAX_NOTICES: Final = 1024  # kept for a client that never looks; the oldest go first
 FIRST_ATTEMPT_S: Final = 1.0  # how long one HELLO may stay unanswered; doubles up to
 LONGEST_ATTEMPT_S: Final = 8.0
-_LEASE_CODES: Final = ("lease_expired", "not_connected")  # say HELLO again; the request itself was not judged
+_LEASE_CODES: Final = ("lease_expired", "not_connected")  # to connect again; the request itself was not judged
 _UPLOAD_AGAIN: Final = ("image_unknown", "image_upload_invalid")  # dropped meanwhile, to make room
 _SHORTEST_HEARTBEAT_S: Final = 0.01  # whatever a broker asks for: no busy loop
 
@@ -57,96 +56,6 @@ class Dial:
 
 
 Action = Send | Dial
-M = TypeVar("M", bound=Message)
-
-
-class Call:
-    """A request and the one answer to it. ``done`` is set last: who reads it as true may read the rest."""
-
-    def __init__(self, message: Message) -> None:
-        self.message = message
-        self.answer: Message | None = None
-        self.error: XlmError | None = None
-        self.done = False
-        self.previous: Message | None = None  # the wish this one replaces (caps, reservations)
-        self.conversation: Conversation | None = None  # the session it opens or belongs to
-        self.restores = False  # the client asks again by itself, after a reconnection
-
-    def take(self, message: Message) -> None:
-        self.answer = message
-        self.done = True
-
-    def fail(self, error: XlmError) -> None:
-        self.error = error
-        self.done = True
-
-
-class Stream(Call):
-    """A SAY and its answer in the making.
-
-    The pieces are kept without a limit of their own: an answer never has more
-    than ``max_tokens`` tokens, so a user who does not read holds no more memory
-    than one who asks for ``reply.text``; and reading on keeps the broker's
-    queues short.
-    """
-
-    def __init__(self, message: Message, conversation: Conversation, pictures: Sequence[Picture] = ()) -> None:
-        super().__init__(message)
-        self.conversation = conversation
-        self.pictures = pictures  # uploaded before the SAY is sent
-        self.repeated = False  # the broker had dropped an image between upload and SAY
-        self.pieces: list[str] = []
-        self.token_ids: list[int] = []
-        self.usage = messages.Usage()
-        self.finish_reason: Literal["stop", "length", "cancelled"] | None = None
-        self.unwanted = False  # the user left it; set at once, by any thread
-        self.cancelled = False  # CANCEL was sent
-        self._next_seq = 0
-
-    def take(self, message: Message) -> None:
-        if isinstance(message, messages.Tokens):
-            self._piece(message)
-        elif isinstance(message, messages.Done):
-            self.usage, self.finish_reason = message.usage, message.finish_reason
-            self.pictures = ()  # a reply may be kept for long
-            self.done = True
-        else:
-            self.fail(_unexpected(self.message, message))
-
-    def fail(self, error: XlmError) -> None:
-        self.pictures = ()
-        super().fail(error)
-
-    def _piece(self, message: messages.Tokens) -> None:
-        if message.seq < self._next_seq:
-            return  # delivered before: a broker that replays may repeat itself
-        if message.seq > self._next_seq:
-            return self.fail(ProtocolError(f"piece {self._next_seq} of an answer is missing", code="bad_request"))
-        self._next_seq += 1
-        self.token_ids.extend(message.token_ids)
-        if message.text:
-            self.pieces.append(message.text)
-
-
-class UploadCall(Call):
-    """A message of an upload."""
-
-    def __init__(self, message: Message, upload: Upload) -> None:
-        super().__init__(message)
-        self.upload = upload
-
-
-@dataclass(eq=False, slots=True)
-class Conversation:
-    """An open session, as far as it outlives a connection. ``lost``: why it cannot go on."""
-
-    request: messages.OpenSession
-    session_id: str
-    n_ctx: int = 0
-    resumed: bool = False
-    lost: XlmError | None = None
-    speaking: Stream | None = None  # the last answer asked for
-    held: list[Stream] = field(default_factory=list)  # asked for while a cancelled answer had not ended yet
 
 
 @dataclass(slots=True)
@@ -184,35 +93,6 @@ class _Timing:
     @property
     def silent_at(self) -> float:
         return self.last_tick + max(self.ttl_s - self.silence_s, 0.0)
-
-
-@dataclass(slots=True)
-class Wishes:
-    """What this client asked for last; asked for again after a reconnection."""
-
-    cap: Message | None = None
-    reservation: Message | None = None
-
-    def record(self, call: Call) -> None:
-        if isinstance(call.message, messages.SetBudget):
-            call.previous, self.cap = self.cap, call.message
-        elif isinstance(call.message, messages.Reserve):
-            call.previous, self.reservation = self.reservation, call.message
-
-    def refused(self, call: Call) -> None:
-        if self.cap is call.message:
-            self.cap = call.previous
-        if self.reservation is call.message:
-            self.reservation = call.previous
-
-    def messages(self) -> list[Message]:
-        """Fresh requests for what still holds: a lifted cap or an ended reservation needs none."""
-        wanted: list[Message] = []
-        if isinstance(self.cap, messages.SetBudget) and self.cap.cap_bytes is not None:
-            wanted.append(messages.SetBudget(cap_bytes=self.cap.cap_bytes, require=self.cap.require))
-        if isinstance(self.reservation, messages.Reserve) and self.reservation.bytes:
-            wanted.append(messages.Reserve(bytes=self.reservation.bytes))
-        return wanted
 
 
 @dataclass(slots=True)
@@ -331,8 +211,8 @@ class Connection:
         timing.next_ping = now + timing.heartbeat_s
         return [self._send(messages.Ping())]
 
-    def lost(self, now: float, why: str) -> list[Action]:
-        """The peer is gone: everything in flight fails, and connecting begins anew."""
+    def lost(self, now: float, why: str, code: str = "broker_gone") -> list[Action]:
+        """The peer is gone, or the lease: everything in flight fails with ``code``, and connecting begins anew."""
         if self.phase is Phase.CONNECTING:
             # No WELCOME yet, and perhaps HELLO went down with the peer: do not wait long.
             self.trouble = self.trouble or why
@@ -340,7 +220,7 @@ class Connection:
             return []
         if self.phase not in (Phase.READY, Phase.RESTORING):
             return []
-        self._fail_pending(BrokerError(f"the connection to the broker was lost: {why}", code="broker_gone"))
+        self._fail_pending(errors.from_code(code, f"the connection to the broker was lost: {why}"))
         self._notice("broker_gone", f"{why}; connecting again in the background")
         self.phase, self.trouble = Phase.CONNECTING, why
         return self._dial(now)
@@ -376,9 +256,10 @@ class Connection:
         if self.phase is Phase.CLOSED:
             return ProtocolError("the client was closed", code="not_connected", hint="connect again with xlm.connect()")
         if self.phase is Phase.FAILED and self.error is not None:
-            return _again(self.error)
+            return again(self.error)
         why = f": {self.trouble}" if self.trouble else ""
-        return BrokerError(f"there is no connection to the broker{why}", code="broker_gone")
+        code = "broker_gone" if self.lease_id else "not_ready"
+        return BrokerError(f"there is no connection to the broker{why}", code=code)
 
     # -- parts -------------------------------------------------------------------
 
@@ -431,7 +312,7 @@ class Connection:
     def _uploaded(self, call: UploadCall, message: Message) -> list[Action]:
         del self._pending[call.message.id]
         if not isinstance(message, messages.Image):
-            return self._upload_failed(call, _unexpected(call.message, message))
+            return self._upload_failed(call, unexpected(call.message, message))
         ready = self._uploads.answered(call.upload, call.message, message)
         return [action for stream in ready for action in self._request(stream)] + self._upload()
 
@@ -441,7 +322,7 @@ class Connection:
             error = ImageError("this broker takes no images", code="vision_unavailable")
         actions: list[Action] = []
         for stream in self._uploads.refused(call.upload, again=error.code in _UPLOAD_AGAIN):
-            stream.fail(_again(error))
+            stream.fail(again(error))
             actions += self._go_on(stream.conversation)
         return actions + self._upload()
 
@@ -528,8 +409,10 @@ class Connection:
         if message.id == self._report_id:
             self._takes_reports = message.code != "unknown_type"
         actions = self._failed(message.id, error)
-        if message.code in _LEASE_CODES:
-            actions += self.lost(now, error.message)
+        if message.code == "lease_expired":
+            actions += self.lost(now, error.message, "lease_expired")
+        elif message.code == "not_connected":
+            actions += self.lost(now, "the broker does not know this client any more")
         return actions
 
     def _hello_refused(self, error: XlmError) -> list[Action]:
@@ -591,26 +474,7 @@ class Connection:
         self._pending.clear()
         self._restoring.clear()
         for call in calls:
-            call.fail(_again(error))
+            call.fail(again(error))
 
     def _notice(self, kind: str, text: str, **detail: Any) -> None:
         self.notices.append(messages.Notice(kind=kind, text=text, detail=detail))
-
-
-def _again(error: XlmError) -> XlmError:
-    """A copy: an exception raised twice would carry both tracebacks."""
-    return copy.copy(error)
-
-
-def expect(call: Call, kind: type[M]) -> M:
-    """The answer of a call that is done. Raises the call's error, or ProtocolError for an answer of another type."""
-    if call.error is not None:
-        raise _again(call.error)
-    if not isinstance(call.answer, kind):
-        raise _unexpected(call.message, call.answer)
-    return call.answer
-
-
-def _unexpected(request: Message, answer: Message | None) -> ProtocolError:
-    asked, got = (type(message).__name__ for message in (request, answer))
-    return ProtocolError(f"the broker answered {asked} with {got}", code="bad_request")

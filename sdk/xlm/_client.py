@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar, Unpack
 
 from xlm import _requests
-from xlm._base import Call, Conversation, expect
+from xlm._calls import Call, Conversation, expect
 from xlm._link import Link
 from xlm._requests import Overflow, Require, SayOptions
 from xlm._shell import DEFAULT_TIMEOUT_S, BaseClient, OnNotice, is_closed_already, time_limit_s, timed_out
@@ -119,7 +119,8 @@ class Client(BaseClient):
     ``poll()``, and while one of your calls waits, on the thread that waits.
 
     While the broker is away every call raises BrokerError (``broker_gone``) at
-    once. A cap or reservation asked for meanwhile is remembered and sent later.
+    once; what was under way where this program stood still (a debugger), ProtocolError (``lease_expired``). A cap or
+    reservation asked for meanwhile is remembered and sent later.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class Client(BaseClient):
         ``name``: what status and logs call this client; default: the program's. ``server_key``: for tcp, the
         broker's key or its file (default: ``$XLM_SERVER_KEY``, or the file of this user's broker, if there is one).
 
-        Raises EndpointError, BrokerError (``broker_gone``: nobody answers), ProtocolError (``protocol_version``).
+        Raises EndpointError, BrokerError (``not_ready``: nobody answers), ProtocolError (``protocol_version``).
         """
         self._dispatching = threading.local()
         super().__init__(endpoint, name=name, timeout=timeout, server_key=server_key, on_notice=on_notice)
@@ -150,7 +151,7 @@ class Client(BaseClient):
     def wait_connected(self, timeout: float | None = None) -> None:
         """Waits until there is a connection, at most ``timeout`` seconds (None: for ever).
 
-        Raises BrokerError (``broker_gone``) where there is none by then, or what stands against it for good.
+        Raises BrokerError (``not_ready``, ``broker_gone``) where there is none by then, or what is against it for good.
         """
         self._until(self._settled, timeout)
         self._check_connected(timeout)

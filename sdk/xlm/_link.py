@@ -20,7 +20,8 @@ from typing import Final
 
 import zmq
 
-from xlm._base import Action, Call, Connection, Dial, Phase, Stream
+from xlm._base import Action, Connection, Dial, Phase
+from xlm._calls import Call, Stream
 from xlm._frames import FrameReports, Sample
 from xlm._threads import answer_quickly
 from xlm._transport import Socket, Waker

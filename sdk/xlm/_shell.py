@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from xlm._base import Call, Connection, Conversation, Identity, Phase, Stream
+from xlm._base import Connection, Identity, Phase
+from xlm._calls import Call, Conversation, Stream
 from xlm._frames import Pacing, Sample
 from xlm._link import Link
 from xlm._requests import SayOptions, say
@@ -120,7 +121,8 @@ class BaseClient:
         if self._settled():
             raise self._connection.absence()
         trouble = f": {self._connection.trouble}" if self._connection.trouble else ""
-        raise BrokerError(f"no broker answers at {self.endpoint} within {timeout_s:g} s{trouble}", code="broker_gone")
+        code = "broker_gone" if self._connection.lease_id else "not_ready"
+        raise BrokerError(f"no broker answers at {self.endpoint} within {timeout_s:g} s{trouble}", code=code)
 
     def _stream(self, conversation: Conversation, text: str, options: SayOptions) -> Stream:
         if conversation.lost is not None:
@@ -158,7 +160,7 @@ def timed_out(call: Call, timeout_s: float | None) -> BrokerError:
 
 def is_closed_already(error: XlmError) -> bool:
     """Errors of a close that mean there is nothing left to close."""
-    return error.code in ("session_unknown", "broker_gone", "not_connected", "lease_expired")
+    return error.code in ("session_unknown", "broker_gone", "not_ready", "not_connected", "lease_expired")
 
 
 def _key(endpoint: Endpoint, server_key: str | Path | None) -> str | None:

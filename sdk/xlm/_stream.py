@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from types import TracebackType
 from typing import Protocol, Self
 
-from xlm._base import Stream
+from xlm._calls import Stream
 from xlm._link import Link
 from xlm.protocol.messages import Usage
 

@@ -123,7 +123,9 @@ CODES: Final[dict[str, Code]] = {
     "frame_too_large": Code(ProtocolError, False, "a frame holds at most 1 MiB"),
     "protocol_version": Code(ProtocolError, False, "update the older of SDK and broker"),
     "not_connected": Code(ProtocolError, False, "send HELLO first"),
-    "lease_expired": Code(ProtocolError, True, "connect again; the SDK does so by itself"),
+    "lease_expired": Code(
+        ProtocolError, True, "an SDK connects again by itself and takes up sessions and budget; ask again then"
+    ),
     "too_many_clients": Code(RequestError, True, "close a client first"),
     "option_invalid": Code(RequestError, False, "see the command's --help"),
     # budgets
@@ -194,11 +196,14 @@ CODES: Final[dict[str, Code]] = {
     "engine_restarting": Code(EngineError, True, "wait; conversations are restored"),
     "engine_failed": Code(EngineError, False, "it died too often in a row; see the broker's log"),
     "broker_gone": Code(
-        BrokerError, True, "start a broker and connect again: `xlm-broker --model demo --budget-from-game`"
+        BrokerError, True, "connecting goes on by itself; is `xlm-broker --model demo --budget-from-game` running?"
     ),
     "timeout": Code(BrokerError, True, ""),
     "overloaded": Code(BrokerError, True, "too many requests in flight; slow down"),
     "internal": Code(BrokerError, False, "please report this with the broker's log"),
+    "not_ready": Code(
+        BrokerError, True, "wait for the connection, or start a broker: `xlm-broker --model demo --budget-from-game`"
+    ),
 }
 
 

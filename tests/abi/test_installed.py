@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,10 +50,14 @@ def talk(installed: InstalledXlm, broker: RunningBroker, program: Path, *words: 
     return done.stdout
 
 
-def quick_start() -> str:
-    """The first whole program of the page."""
-    blocks = re.findall(r"```c\n(.*?)```", (ROOT / "docs/c-api.md").read_text(encoding="utf-8"), re.DOTALL)
-    return next(block for block in blocks if "int main" in block)
+def quick_start(page: str, language: str) -> str:
+    """The first whole program of the page, which may be indented."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    blocks = re.findall(rf"^( *)```{language}\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
+    return next(textwrap.dedent(block) for _, block in blocks if "int main" in block)
+
+
+QUICK_STARTS = [("c-api.md", "c"), ("cpp.md", "cpp")]
 
 
 def test_every_sample_shows_the_broker_that_takes_its_budget_from_the_game() -> None:
@@ -62,11 +67,32 @@ def test_every_sample_shows_the_broker_that_takes_its_budget_from_the_game() -> 
         assert "xlm-broker --model demo --budget-from-game" in (ROOT / "samples" / name).read_text(), name
 
 
-def test_the_program_of_the_docs_talks(installed: InstalledXlm, broker: RunningBroker, tmp_path: Path) -> None:
-    source = tmp_path / "game.c"
-    source.write_text(quick_start(), encoding="utf-8")
-    said = talk(installed, broker, installed.compile(tmp_path / "game", [source], warnings=C_WARNINGS))
+@pytest.mark.parametrize(("page", "language"), QUICK_STARTS)
+def test_the_program_of_the_docs_talks(
+    installed: InstalledXlm, broker: RunningBroker, tmp_path: Path, page: str, language: str
+) -> None:
+    source = tmp_path / f"game.{language}"
+    source.write_text(quick_start(page, language), encoding="utf-8")
+    warnings = C_WARNINGS if language == "c" else ("-Wall", "-Wextra", "-Werror")
+    said = talk(installed, broker, installed.compile(tmp_path / "game", [source], warnings=warnings))
     assert len(said.split()) >= 3, said
+
+
+@pytest.mark.parametrize(("page", "language"), QUICK_STARTS)
+def test_the_program_of_the_docs_says_that_no_broker_is_there(
+    installed: InstalledXlm, tmp_path: Path, page: str, language: str
+) -> None:
+    source = tmp_path / f"game.{language}"
+    patient = "5000000000u" if language == "c" else "5s"
+    program = quick_start(page, language)
+    assert patient in program
+    source.write_text(program.replace(patient, "1" if language == "c" else "1ns"), encoding="utf-8")
+    game = installed.compile(tmp_path / "game", [source])
+    environment = {**installed.environment, "XLM_ENDPOINT": f"ipc://{tmp_path}/nobody.sock"}
+    done = subprocess.run([game], env=environment, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("timeout: no broker answers")
+    assert "xlm-broker --model demo --budget-from-game" in done.stderr
 
 
 def test_an_installation_can_be_moved(installed: InstalledXlm) -> None:

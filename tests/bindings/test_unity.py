@@ -142,6 +142,18 @@ def test_images(built: Built, fake: FakeBroker) -> None:
     ]  # fmt: skip
 
 
+def test_lent_images(built: Built, fake: FakeBroker) -> None:
+    with built.play("LentImages", fake.endpoint) as play:
+        assert play.line() == "text Greetings, traveller. 1"
+        assert play.line() == "refused False 1"
+        assert play.line() == "frozen"
+        fake.freeze()
+        play.say("go on")
+        assert play.rest() == ["under way True", "ended False 1"]
+    say = fake.wait_for(messages.Say)
+    assert [fake.images[key] for key in say.images] == [b"lent", b"c"]
+
+
 def test_talk(built: Built, fake: FakeBroker) -> None:
     fake.answer = ["Für ", "dich ", "🔨", "!"]
     with built.play("Talk", fake.endpoint) as play:

@@ -89,7 +89,7 @@ def test_a_question_with_a_frame_interrupts_too(core: Core, fake: FakeBroker) ->
         fake.wait_for(messages.Cancel)
         fake.release()
         (told,) = play.rest()
-    assert told.endswith("[done:ab]")
+    assert told.endswith("[done:ab] freed")
     say = fake.wait_for(messages.Say, 2)
     assert [fake.images[key] for key in say.images] == [b"BGRxbgrx"]
 

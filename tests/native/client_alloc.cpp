@@ -56,8 +56,19 @@ TEST(frames_of_a_game_allocate_nothing) {
     xlm_frame_info frame = XLM_FRAME_INFO_INIT;
     frame.frame_ns = 1'000'000;
     const xlm_str words = XLM_STR_LITERAL("What have you heard of late?");
+    std::string pixels(256 * 1024, 'p'); // a picture that is lent, another one each time
+    xlm_image picture = XLM_IMAGE_INIT;
+    picture.data = pixels.data();
+    picture.size_bytes = pixels.size();
+    picture.release = [](void * n_released, const void *) { ++*static_cast<std::uint64_t *>(n_released); };
+    std::uint64_t n_released = 0;
+    picture.release_user_data = &n_released;
+    xlm_say_options how = XLM_SAY_OPTIONS_INIT;
+    how.images = &picture;
+    how.n_images = 1;
     std::uint64_t allocations = 0;
     for (std::uint64_t turn = 1; turn <= 20; turn++) {
+        pixels[0] = static_cast<char>(turn);
         const std::uint64_t of_this_turn = counted([&] {
             xlm_lease lease = XLM_LEASE_INIT;
             xlm_event event = XLM_EVENT_INIT;
@@ -67,8 +78,8 @@ TEST(frames_of_a_game_allocate_nothing) {
             xlm_client_reserve(client, turn, XLM_NO_DEADLINE, nullptr);
             xlm_client_request_status(client, nullptr);
             xlm_client_get_lease(client, &lease);
-            xlm_session_say(greta, words, nullptr, nullptr);
-            xlm_session_say(greta, words, nullptr, nullptr); // busy: an error is no allocation either
+            xlm_session_say(greta, words, &how, nullptr);
+            xlm_session_say(greta, words, &how, nullptr); // busy: an error is no allocation either
             while (counts.done < turn) {
                 xlm_frame(client, &frame);
                 xlm_client_poll(client, 100'000);
@@ -80,6 +91,7 @@ TEST(frames_of_a_game_allocate_nothing) {
     }
     CHECK(counts.tokens > 1000);
     CHECK_EQ(allocations, 0u);
+    CHECK_EQ(n_released, 20u);
     CHECK_EQ(xlm_client_destroy(client), XLM_SUCCESS);
 }
 

@@ -63,6 +63,32 @@ void measure_tokens(Figure & figure, xlm_client * client, xlm_session * session,
     }
 }
 
+/// Raw 1440p, one picture after the other; the call alone, not the upload.
+void measure_images(Figure & figure, xlm_client * client, xlm_session * session, int & done, bool is_lent) {
+    static std::vector<unsigned> pixels(2560 * 1440, 0x336699);
+    xlm_image image = XLM_IMAGE_INIT;
+    image.format = XLM_IMAGE_BGRX8;
+    image.data = pixels.data();
+    image.size_bytes = pixels.size() * sizeof pixels[0];
+    image.width = 2560;
+    image.height = 1440;
+    image.lent = is_lent;
+    xlm_say_options how = XLM_SAY_OPTIONS_INIT;
+    how.images = &image;
+    how.n_images = 1;
+    const xlm_str words = XLM_STR_LITERAL("What do you see?");
+    Figure warm_up{"", 0, {}};
+    for (int i = 0; i < 22; i++) {
+        pixels[0]++;
+        const int before = done;
+        (i < 2 ? warm_up : figure).add([&] { xlm_session_say(session, words, &how, nullptr); });
+        while (done == before) {
+            wait_for_event(client);
+            xlm_client_poll(client, UINT64_MAX);
+        }
+    }
+}
+
 } // namespace
 
 int main() {
@@ -105,6 +131,9 @@ int main() {
         idle.add([&] { xlm_client_poll(client, 100'000); });
         frame.add([&] { xlm_frame(client, &info); });
     }
+    Figure copied{"say_image_copied", 1e9, {}}, lent{"say_image_lent", 2e4, {}};
+    measure_images(copied, client, session, done, false);
+    measure_images(lent, client, session, done, true);
     xlm_client_destroy(client);
 
     std::printf("{\n");
@@ -112,7 +141,9 @@ int main() {
     bool met = idle.print(false);
     met &= token.print(false);
     met &= budget.print(false);
-    met &= frame.print(true);
+    met &= frame.print(false);
+    copied.print(false);
+    met &= lent.print(true);
     std::printf("}\n");
     return met ? 0 : 1;
 }

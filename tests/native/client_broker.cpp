@@ -213,6 +213,26 @@ TEST(notices_and_status) {
     CHECK_EQ(game.of(XLM_EVENT_STATUS)[0].id, ticket);
 }
 
+TEST(a_game_speaks_in_the_breath_in_which_it_was_born) {
+    FakeBroker broker;
+    const xlm_budget budget = cap(32 << 20);
+    for (;;) { // again where this machine was too busy to say hello within a second
+        Game game(broker.endpoint);
+        xlm_session * greta = game.open();
+        std::uint64_t ticket = 0, answer = 0;
+        const xlm_result set = xlm_client_set_budget(game.client, &budget, &ticket);
+        const xlm_result said = xlm_session_say(greta, xlm_str_from("Hello?"), nullptr, &answer);
+        REQUIRE(game.ready());
+        if (game.of(XLM_EVENT_STATE).size() > 1 || set == XLM_ERROR_NOT_READY || said == XLM_ERROR_NOT_READY) continue;
+        REQUIRE(set == XLM_SUCCESS && said == XLM_SUCCESS);
+        REQUIRE(game.until(XLM_EVENT_LEASE));
+        CHECK_EQ(game.of(XLM_EVENT_LEASE)[0].id, ticket);
+        REQUIRE(game.until(XLM_EVENT_DONE));
+        CHECK_EQ(game.of(XLM_EVENT_DONE)[0].id, answer);
+        break;
+    }
+}
+
 TEST(calls_without_a_broker_fail_at_once_and_wishes_are_kept) {
     FakeBroker broker;
     Game game(broker.endpoint);
@@ -301,9 +321,10 @@ TEST(an_expired_lease_is_taken_anew) {
     Game game(broker.endpoint);
     REQUIRE(game.ready());
     broker("expire");
-    REQUIRE(game.until(XLM_EVENT_STATE, 3));
-    CHECK_EQ(game.of(XLM_EVENT_STATE)[1].state, XLM_CLIENT_CONNECTING);
-    CHECK_EQ(game.of(XLM_EVENT_STATE)[2].state, XLM_CLIENT_READY);
+    REQUIRE(game.in_state(XLM_CLIENT_CONNECTING));
+    const Seen told = game.of(XLM_EVENT_STATE).back();
+    CHECK_EQ(told.result, XLM_ERROR_LEASE_EXPIRED);
+    REQUIRE(game.in_state(XLM_CLIENT_READY));
 }
 
 TEST(a_frozen_broker_is_noticed_by_its_silence) {
@@ -312,7 +333,8 @@ TEST(a_frozen_broker_is_noticed_by_its_silence) {
     REQUIRE(game.ready());
     broker("freeze");
     REQUIRE(game.in_state(XLM_CLIENT_CONNECTING));
-    CHECK_EQ(game.of(XLM_EVENT_STATE)[1].result, XLM_ERROR_BROKER_GONE);
+    const xlm_result why = game.of(XLM_EVENT_STATE).back().result;
+    CHECK(why == XLM_ERROR_BROKER_GONE || why == XLM_ERROR_LEASE_EXPIRED); // the latter where this one stood still
     broker("thaw");
     REQUIRE(game.in_state(XLM_CLIENT_READY));
 }
@@ -321,7 +343,8 @@ TEST(another_protocol_version_is_final) {
     FakeBroker broker(long_ms, "9");
     Game game(broker.endpoint);
     REQUIRE(game.in_state(XLM_CLIENT_FAILED));
-    CHECK_EQ(game.of(XLM_EVENT_STATE)[0].result, XLM_ERROR_PROTOCOL_VERSION);
+    CHECK_EQ(game.of(XLM_EVENT_STATE).back().result, XLM_ERROR_PROTOCOL_VERSION);
+    CHECK_EQ(xlm_client_request_status(game.client, nullptr), XLM_ERROR_PROTOCOL_VERSION);
     CHECK_EQ(xlm_client_ready_wait(game.client, long_ns), XLM_ERROR_PROTOCOL_VERSION);
     xlm_session * greta = game.open();
     REQUIRE(game.until(XLM_EVENT_SESSION_LOST));

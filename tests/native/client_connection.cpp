@@ -11,6 +11,7 @@ using namespace xlm::client;
 namespace {
 
 constexpr Nanoseconds ms = 1'000'000;
+const Failure gone(XLM_ERROR_BROKER_GONE, "gone");
 
 std::pmr::memory_resource * memory() {
     return std::pmr::get_default_resource();
@@ -26,7 +27,10 @@ struct Recorder final : Shell {
     }
     void publish(Event & event) override { events.push_back(event); }
     void recycle(Command & command) override { recycled.push_back(command.id); }
-    void phase_changed(Phase phase, const Failure &) override { phases.push_back(phase); }
+    void phase_changed(Phase phase, bool now_takes, const Failure &) override {
+        phases.push_back(phase);
+        takes = now_takes;
+    }
     void lease_changed(const xlm_lease & changed) override { lease = changed; }
     void log(xlm_log_level, std::string_view) override {}
 
@@ -48,6 +52,7 @@ struct Recorder final : Shell {
     std::vector<Event> events;
     std::vector<std::uint64_t> recycled;
     std::vector<Phase> phases;
+    bool takes = true;
     xlm_lease lease = XLM_LEASE_INIT;
 };
 
@@ -79,8 +84,8 @@ struct Fixture {
         });
         connection.receive({buffer.data(), buffer.size()}, now);
     }
-    void welcome(Nanoseconds now = 0) {
-        const std::uint64_t hello = last_id();
+    void welcome(Nanoseconds now = 0, std::uint64_t hello = 0) {
+        if (hello == 0) hello = last_id();
         reply(
             6,
             [&](auto add) {
@@ -151,7 +156,7 @@ TEST(hello_is_repeated_with_back_off_until_it_is_answered) {
     CHECK_EQ(f.shell.count("hello"), 7u);
     f.welcome(now);
     CHECK(f.connection.phase() == Phase::ready);
-    f.connection.lost(now, "gone");
+    f.connection.lost(now, gone);
     CHECK_EQ((f.connection.next_deadline() - now) / second_ns, 1); // begins anew
 }
 
@@ -207,6 +212,125 @@ TEST(a_process_that_was_stopped_does_not_hold_the_broker_for_gone) {
     CHECK(f.connection.phase() == Phase::connecting);
 }
 
+TEST(a_game_that_stood_still_is_told_that_its_lease_has_ended) {
+    Fixture f;
+    f.make_ready();
+    xlm_session & session = f.open_session();
+    f.connection.submit(f.command(CommandKind::say, &session));
+    f.connection.tick(60 * second_ns); // stopped in a debugger: it asks
+    f.refused(f.last_id(), "lease_expired");
+    CHECK(f.connection.phase() == Phase::connecting);
+    CHECK(f.shell.kinds() == (std::vector<xlm_event_kind>{XLM_EVENT_STATE, XLM_EVENT_FAILED}));
+    for (const Event & event : f.shell.events)
+        CHECK_EQ(event.failure.result, XLM_ERROR_LEASE_EXPIRED);
+    CHECK(f.shell.events[1].failure.hint_view().find("connects again by itself") != std::string_view::npos);
+}
+
+TEST(a_broker_that_forgot_the_lease_says_so_and_one_that_was_replaced_is_gone) {
+    for (const auto & [code, result] :
+         {std::pair("lease_expired", XLM_ERROR_LEASE_EXPIRED), std::pair("not_connected", XLM_ERROR_BROKER_GONE)}) {
+        Fixture f;
+        f.make_ready();
+        f.connection.tick(second_ns);
+        f.refused(f.last_id(), code); // the ping
+        CHECK(f.connection.phase() == Phase::connecting);
+        CHECK(f.shell.kinds() == std::vector<xlm_event_kind>{XLM_EVENT_STATE});
+        CHECK_EQ(f.shell.events[0].failure.result, result);
+    }
+}
+
+TEST(what_is_asked_at_once_waits_for_the_first_connection) {
+    Fixture f;
+    f.connection.start(0);
+    const std::uint64_t hello = f.last_id();
+    CHECK(f.shell.takes);
+    xlm_session & session = f.slot();
+    f.connection.submit(f.command(CommandKind::open_session, &session));
+    Command & budget = f.command(CommandKind::set_budget);
+    budget.bytes = 77;
+    f.connection.submit(budget);
+    f.connection.submit(f.command(CommandKind::get_status));
+    Command & said = f.command(CommandKind::say, &session);
+    session.answer = said.id;
+    f.connection.submit(said);
+    CHECK(f.shell.events.empty());
+    CHECK(f.shell.recycled.size() == 1); // the one that opened the session
+    f.welcome(0, hello);
+    CHECK(f.shell.kinds() == std::vector<xlm_event_kind>{XLM_EVENT_STATE});
+    CHECK_EQ(f.shell.count("set_budget"), 1u);
+    CHECK_EQ(f.shell.count("get_status"), 1u);
+    CHECK_EQ(f.shell.count("say"), 0u); // until its session is open
+    f.opened(f.last_id(), false);
+    CHECK_EQ(f.shell.count("say"), 1u);
+    CHECK_EQ(f.connection.pending_count(), 3u);
+}
+
+TEST(who_waits_for_a_broker_in_vain_is_told_and_the_wish_is_kept) {
+    Fixture f;
+    f.connection.start(0);
+    xlm_session & session = f.slot();
+    f.connection.submit(f.command(CommandKind::open_session, &session));
+    Command & budget = f.command(CommandKind::set_budget);
+    budget.bytes = 77;
+    f.connection.submit(budget);
+    Command & said = f.command(CommandKind::say, &session);
+    session.answer = said.id;
+    f.connection.submit(said);
+    f.connection.tick(second_ns - 1);
+    CHECK(f.shell.events.empty());
+    f.connection.tick(second_ns);
+    CHECK(!f.shell.takes);
+    CHECK(f.shell.kinds() == (std::vector<xlm_event_kind>{XLM_EVENT_STATE, XLM_EVENT_LEASE, XLM_EVENT_FAILED}));
+    for (const Event & event : f.shell.events)
+        CHECK_EQ(event.failure.result, XLM_ERROR_NOT_READY);
+    CHECK_EQ(f.shell.events[0].state, XLM_CLIENT_CONNECTING);
+    CHECK_EQ(session.answer.load(), 0u);
+    CHECK_EQ(f.shell.recycled.size(), 3u);
+    f.connection.submit(f.command(CommandKind::get_status)); // from here on at once
+    CHECK_EQ(f.shell.events.back().failure.result, XLM_ERROR_NOT_READY);
+    f.connection.tick(3 * second_ns); // another attempt: nothing is told again
+    CHECK_EQ(f.shell.events.size(), 4u);
+    f.welcome(3 * second_ns);
+    CHECK(f.shell.sent.back().find("open_session") != std::string::npos);
+    CHECK(f.shell.sent[f.shell.sent.size() - 2].find("\"cap_bytes\":77") != std::string::npos);
+}
+
+TEST(what_waits_for_the_first_connection_can_be_taken_back) {
+    Fixture f;
+    f.connection.start(0);
+    xlm_session & greta = f.slot();
+    xlm_session & bert = f.slot();
+    for (xlm_session * session : {&greta, &bert}) {
+        f.connection.submit(f.command(CommandKind::open_session, session));
+        Command & said = f.command(CommandKind::say, session);
+        session->answer = said.id;
+        f.connection.submit(said);
+    }
+    Command & cancel = f.command(CommandKind::cancel, &greta);
+    cancel.answer = greta.answer;
+    f.connection.submit(cancel);
+    REQUIRE(f.shell.kinds() == std::vector<xlm_event_kind>{XLM_EVENT_DONE});
+    CHECK_EQ(f.shell.events[0].finish_reason, XLM_FINISH_CANCELLED);
+    f.connection.submit(f.command(CommandKind::close_session, &bert));
+    CHECK_EQ(f.shell.recycled.size(), 6u); // all
+    f.connection.close();
+    CHECK_EQ(f.shell.count("say"), 0u);
+}
+
+TEST(a_client_that_ends_before_it_was_connected_leaves_nobody_waiting) {
+    Fixture f;
+    f.connection.start(0);
+    Command & budget = f.command(CommandKind::set_budget);
+    const auto waiter = budget.waiter = std::make_shared<Waiter>();
+    f.connection.submit(budget);
+    f.connection.close();
+    Failure why;
+    xlm_lease lease = XLM_LEASE_INIT;
+    REQUIRE(waiter->wait(std::chrono::seconds(0), why, lease));
+    CHECK_EQ(why.result, XLM_ERROR_NOT_READY);
+    CHECK_EQ(f.shell.recycled.size(), 1u);
+}
+
 TEST(a_heartbeat_of_zero_is_no_busy_loop) {
     Timing timing;
     timing.welcome(0, 0.0, 0.0);
@@ -221,7 +345,7 @@ TEST(everything_under_way_fails_when_the_peer_is_lost_in_order) {
     f.connection.submit(f.command(CommandKind::say, &session));
     f.connection.submit(f.command(CommandKind::set_budget));
     f.connection.submit(f.command(CommandKind::get_status));
-    f.connection.lost(0, "gone");
+    f.connection.lost(0, gone);
     CHECK(f.shell.kinds() ==
           (std::vector<xlm_event_kind>{XLM_EVENT_STATE, XLM_EVENT_FAILED, XLM_EVENT_LEASE, XLM_EVENT_STATUS}));
     for (const Event & event : f.shell.events)
@@ -241,7 +365,7 @@ TEST(wishes_and_sessions_are_restored_before_it_is_ready) {
     Command & reserve = f.command(CommandKind::reserve);
     reserve.bytes = 5;
     f.connection.submit(reserve);
-    f.connection.lost(0, "gone");
+    f.connection.lost(0, gone);
     f.shell.sent.clear();
     f.connection.tick(10 * second_ns);
     f.welcome(10 * second_ns);
@@ -260,7 +384,7 @@ TEST(a_game_hears_that_it_is_ready_before_it_hears_of_its_sessions) {
     f.make_ready();
     xlm_session & first = f.open_session();
     xlm_session & second = f.open_session();
-    f.connection.lost(0, "gone");
+    f.connection.lost(0, gone);
     f.connection.tick(10 * second_ns);
     f.welcome(10 * second_ns);
     const std::uint64_t last = f.last_id();
@@ -282,13 +406,13 @@ TEST(a_session_that_began_anew_unheard_is_not_told_as_resumed) {
     f.make_ready();
     f.open_session();
     f.open_session();
-    f.connection.lost(0, "gone");
+    f.connection.lost(0, gone);
     f.connection.tick(10 * second_ns);
     f.welcome(10 * second_ns);
     const std::uint64_t last = f.last_id();
     f.shell.events.clear();
     f.opened(last - 1, false); // and the connection breaks before the other one is back
-    f.connection.lost(10 * second_ns, "gone again");
+    f.connection.lost(10 * second_ns, Failure(XLM_ERROR_BROKER_GONE, "gone again"));
     f.connection.tick(30 * second_ns);
     f.welcome(30 * second_ns);
     const std::uint64_t again = f.last_id();
@@ -312,7 +436,7 @@ TEST(a_refused_wish_is_not_asked_for_again) {
     bad.bytes = 1;
     f.connection.submit(bad);
     f.refused(bad.id, "budget_infeasible");
-    f.connection.lost(0, "gone");
+    f.connection.lost(0, gone);
     f.shell.sent.clear();
     f.connection.tick(10 * second_ns);
     f.welcome(10 * second_ns);
@@ -329,7 +453,7 @@ TEST(a_lifted_cap_is_not_asked_for_again) {
     Command & none = f.command(CommandKind::set_budget);
     none.bytes = XLM_NO_CAP;
     f.connection.submit(none);
-    f.connection.lost(0, "gone");
+    f.connection.lost(0, gone);
     f.shell.sent.clear();
     f.connection.tick(10 * second_ns);
     f.welcome(10 * second_ns);
@@ -342,9 +466,9 @@ TEST(a_wish_refused_at_restoration_is_a_notice) {
     cap.bytes = 100;
     cap.wish_only = true;
     f.connection.start(0);
+    f.connection.tick(second_ns); // nobody answers
     f.connection.submit(cap);
-    f.ids = 3; // hello was 2
-    f.welcome();
+    f.welcome(second_ns);
     const std::uint64_t restored = f.last_id();
     f.shell.events.clear();
     f.refused(restored, "budget_infeasible");
@@ -424,7 +548,7 @@ TEST(a_session_closed_without_a_connection_is_closed_after_it) {
     Fixture f;
     f.make_ready();
     xlm_session & session = f.open_session();
-    f.connection.lost(0, "gone");
+    f.connection.lost(0, gone);
     f.connection.submit(f.command(CommandKind::close_session, &session));
     f.shell.sent.clear();
     f.connection.tick(10 * second_ns);

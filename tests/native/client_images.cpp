@@ -50,7 +50,7 @@ xlm_image pixels(const std::string & bytes, xlm_image_format format, std::uint32
 xlm_result copied(const xlm_image & image) {
     Picture out(memory());
     try {
-        xlm::client::copy_image(image, out);
+        xlm::client::take_image(image, out);
     } catch (const Failed & error) {
         return error.failure.result;
     }
@@ -121,8 +121,8 @@ TEST(what_is_no_image_is_refused_before_anything_is_copied) {
 TEST(rows_lose_their_padding) {
     const std::string bytes = "abcdefgh????ijklmnop";
     Picture out(memory());
-    xlm::client::copy_image(pixels(bytes, XLM_IMAGE_BGRX8, 2, 2, 12), out);
-    CHECK_EQ(std::string(out.data), "abcdefghijklmnop");
+    xlm::client::take_image(pixels(bytes, XLM_IMAGE_BGRX8, 2, 2, 12), out);
+    CHECK_EQ(std::string(out.copy), "abcdefghijklmnop");
     CHECK_EQ(out.stride(), 8u);
 }
 
@@ -279,6 +279,128 @@ TEST(a_client_is_destroyed_with_images_under_way) {
     REQUIRE(say(talk.game.open(), {encoded(bytes)}) == XLM_SUCCESS);
 }
 
+// -- lent: the library reads the game's own bytes, and gives them back ------------------------------------------------
+
+namespace {
+
+/// Bytes that know how often they were given back.
+struct Lent {
+    std::string bytes;
+    int returned = 0;
+
+    xlm_image image() {
+        xlm_image image = encoded(bytes);
+        image.release = [](void * self, const void * data) {
+            auto & lent = *static_cast<Lent *>(self);
+            lent.returned += data == lent.bytes.data();
+        };
+        image.release_user_data = this;
+        return image;
+    }
+};
+
+} // namespace
+
+TEST(lent_bytes_arrive_and_are_given_back_once) {
+    Talk talk;
+    Lent one{"one"}, two{"two"};
+    REQUIRE(say(talk.npc, {one.image(), encoded("copied"), two.image()}) == XLM_SUCCESS);
+    REQUIRE(talk.game.until([&] { return one.returned && two.returned; }));
+    REQUIRE(talk.game.until(XLM_EVENT_DONE));
+    CHECK_EQ(talk.broker("images"), hex("one") + " " + hex("copied") + " " + hex("two"));
+    CHECK_EQ(one.returned + two.returned, 2);
+    CHECK(talk.game.of(XLM_EVENT_IMAGES_RELEASED).empty());
+}
+
+TEST(rows_with_padding_are_sent_without_it_though_nothing_was_copied) {
+    Talk talk;
+    constexpr std::uint32_t width = 300, height = 500; // rows of 1200 of 1300 bytes, 600 KB in all: three chunks
+    constexpr std::size_t stride = 1300;
+    std::string frame(stride * height, '?'), plain;
+    for (std::uint32_t y = 0; y < height; y++)
+        for (std::size_t x = 0; x < std::size_t(4) * width; x++)
+            plain += frame[y * stride + x] = static_cast<char>((y * 131 + x) * 2654435761u >> 11);
+    xlm_image image = pixels(frame, XLM_IMAGE_BGRX8, width, height, stride);
+    image.lent = 1;
+    REQUIRE(say(talk.npc, {image}) == XLM_SUCCESS);
+    REQUIRE(talk.game.until(XLM_EVENT_DONE));
+    CHECK_EQ(talk.broker("images"), hex(plain));
+    CHECK_EQ(talk.broker("chunks"), "3 262144");
+    REQUIRE(say(talk.npc, {pixels(plain, XLM_IMAGE_BGRX8, width, height)}) == XLM_SUCCESS);
+    REQUIRE(talk.game.until(XLM_EVENT_DONE, 2));
+    CHECK_EQ(talk.broker("chunks"), "3 262144"); // the same name
+}
+
+TEST(without_a_release_an_event_tells) {
+    Talk talk;
+    const std::string bytes = "lent";
+    xlm_image image = encoded(bytes);
+    image.lent = 1;
+    std::uint64_t answer = 0;
+    REQUIRE(say(talk.npc, {image, image}, &answer) == XLM_SUCCESS);
+    REQUIRE(talk.game.until(XLM_EVENT_IMAGES_RELEASED));
+    REQUIRE(talk.game.until(XLM_EVENT_DONE));
+    REQUIRE(talk.game.of(XLM_EVENT_IMAGES_RELEASED).size() == 1);
+    CHECK_EQ(talk.game.of(XLM_EVENT_IMAGES_RELEASED)[0].id, answer);
+    CHECK(talk.game.of(XLM_EVENT_IMAGES_RELEASED)[0].session == nullptr);
+    REQUIRE(say(talk.npc, {image}, &answer) == XLM_SUCCESS); // and to who takes events one by one
+    xlm_event event = XLM_EVENT_INIT;
+    do {
+        REQUIRE(xlm_client_event_wait(talk.game.client, long_ns) == XLM_SUCCESS);
+    } while (xlm_client_next_event(talk.game.client, &event) != 1 || event.kind != XLM_EVENT_IMAGES_RELEASED);
+    CHECK_EQ(event.id, answer);
+}
+
+TEST(a_call_that_fails_takes_nothing) {
+    Talk talk;
+    Lent lent{"lent"};
+    CHECK_EQ(say(talk.npc, {lent.image(), encoded("")}), XLM_ERROR_IMAGE_EMPTY);
+    talk.broker("freeze");
+    REQUIRE(say(talk.npc, {encoded("x")}) == XLM_SUCCESS);
+    CHECK_EQ(say(talk.npc, {lent.image()}), XLM_ERROR_SESSION_BUSY);
+    talk.broker("thaw");
+    REQUIRE(talk.game.until(XLM_EVENT_DONE));
+    CHECK_EQ(lent.returned, 0);
+}
+
+TEST(lent_bytes_come_back_whatever_becomes_of_the_answer) {
+    Talk talk;
+    Lent cancelled{std::string(1 << 20, 'a')}, closed{"b"}, refused{"c"}, cut_off{"d"};
+    talk.broker("freeze");
+    REQUIRE(say(talk.npc, {cancelled.image()}) == XLM_SUCCESS);
+    REQUIRE(xlm_session_cancel(talk.npc, 0) == XLM_SUCCESS);
+    REQUIRE(talk.game.until([&] { return cancelled.returned; }));
+    xlm_session * other = talk.game.open();
+    REQUIRE(say(other, {closed.image()}) == XLM_SUCCESS);
+    REQUIRE(xlm_session_close(other) == XLM_SUCCESS);
+    REQUIRE(talk.game.until([&] { return closed.returned; }));
+    talk.broker("thaw");
+    talk.broker("fail\timage_end\timage_corrupt"); // which the two above have not come to
+    REQUIRE(say(talk.npc, {refused.image()}) == XLM_SUCCESS);
+    REQUIRE(talk.game.until([&] { return refused.returned; }));
+    REQUIRE(talk.game.until(XLM_EVENT_FAILED));
+    talk.broker("freeze");
+    REQUIRE(say(talk.npc, {cut_off.image()}) == XLM_SUCCESS);
+    talk.broker("kill");
+    REQUIRE(talk.game.until([&] { return cut_off.returned; }));
+    for (const Lent * one : {&cancelled, &closed, &refused, &cut_off})
+        CHECK_EQ(one->returned, 1);
+}
+
+TEST(a_client_that_ends_gives_back_what_it_was_lent) {
+    Lent first{std::string(4 << 20, 'x')}, second{"y"}, waiting{"z"};
+    {
+        Talk talk;
+        talk.broker("freeze");
+        REQUIRE(say(talk.npc, {first.image(), second.image()}) == XLM_SUCCESS);
+        REQUIRE(say(talk.game.open(), {waiting.image()}) == XLM_SUCCESS); // its session is not open yet
+        CHECK_EQ(first.returned + second.returned + waiting.returned, 0);
+    }
+    CHECK_EQ(first.returned, 1);
+    CHECK_EQ(second.returned, 1);
+    CHECK_EQ(waiting.returned, 1);
+}
+
 TEST(many_sessions_from_many_threads) {
     Talk talk;
     constexpr int n_threads = 4, n_each = 10;
@@ -288,11 +410,15 @@ TEST(many_sessions_from_many_threads) {
     REQUIRE(talk.game.until(XLM_EVENT_SESSION_OPENED, 1 + sessions.size()));
     std::vector<std::thread> threads;
     std::atomic<int> refused{0};
+    std::vector<Lent> lent(sessions.size());
     for (int t = 0; t < n_threads; t++)
         threads.emplace_back([&, t] {
             for (int i = 0; i < n_each; i++) {
-                const std::string bytes(1000 + 300'000u * (i % 2), static_cast<char>('a' + t * n_each + i));
-                refused += say(sessions[t * n_each + i], {encoded(bytes), encoded("the same")}) != XLM_SUCCESS;
+                Lent & one = lent[t * n_each + i];
+                one.bytes.assign(1000 + 300'000u * (i % 2), static_cast<char>('a' + t * n_each + i));
+                xlm_image image = i % 3 ? one.image() : encoded(one.bytes);
+                image.lent = i % 3 == 2;
+                refused += say(sessions[t * n_each + i], {image, encoded("the same")}) != XLM_SUCCESS;
             }
         });
     for (std::thread & thread : threads)
@@ -300,6 +426,8 @@ TEST(many_sessions_from_many_threads) {
     CHECK_EQ(refused.load(), 0);
     CHECK(talk.game.until(XLM_EVENT_DONE, sessions.size()));
     CHECK(talk.game.of(XLM_EVENT_FAILED).empty());
+    for (int i = 0; i < n_threads * n_each; i++)
+        CHECK_EQ(lent[i].returned, i % n_each % 3 ? 1 : 0);
 }
 
 XLM_TEST_MAIN

@@ -227,7 +227,8 @@ def test_a_killed_game_leaves_nothing(tavern: Tavern, broker: RunningBroker) -> 
 def test_without_any_broker_it_is_a_game_all_the_same(built: Path, screen: Screen, tmp_path: Path) -> None:
     game = Tavern(built / "tavern", screen, tmp_path, f"ipc://{tmp_path}/nobody.sock")
     script = (
-        "wait playing\nkey Return\ntype Hello?\nkey Backspace\nkey Return\nframes 20\nshot alone.bmp\nprint alone\nquit"
+        "wait playing\nkey Return\ntype Hello?\nkey Backspace\nkey Return\nframes 2\nwait silent\nframes 2\n"
+        "shot alone.bmp\nprint alone\nquit"
     )
     try:
         game.start(script)

@@ -81,7 +81,8 @@ XLM_ERROR_ENGINE_FAILED = -702,
 XLM_ERROR_BROKER_GONE = -703,
 XLM_ERROR_TIMEOUT = -704,
 XLM_ERROR_OVERLOADED = -705,
-XLM_ERROR_INTERNAL = -706
+XLM_ERROR_INTERNAL = -706,
+XLM_ERROR_NOT_READY = -707
 };
 typedef uint32_t xlm_fault;
 enum {
@@ -129,7 +130,8 @@ XLM_EVENT_SESSION_LOST = 7,
 XLM_EVENT_TOKENS = 8,
 XLM_EVENT_DONE = 9,
 XLM_EVENT_FAILED = 10,
-XLM_EVENT_NOTICE = 11
+XLM_EVENT_NOTICE = 11,
+XLM_EVENT_IMAGES_RELEASED = 12
 };
 typedef uint32_t xlm_finish_reason;
 enum { XLM_FINISH_NONE = 0, XLM_FINISH_STOP = 1, XLM_FINISH_LENGTH = 2, XLM_FINISH_CANCELLED = 3 };
@@ -237,6 +239,7 @@ const xlm_allocator *allocator;
 } xlm_client_options;
 uint32_t xlm_version(void);
 xlm_result xlm_last_error(xlm_error *error);
+const char *xlm_last_error_line(void);
 xlm_result xlm_result_describe(xlm_result result, xlm_error *error);
 xlm_result xlm_client_create(const xlm_client_options *options, xlm_client **client);
 xlm_result xlm_client_destroy(xlm_client *client);
@@ -311,6 +314,7 @@ XLM_IMAGE_BGRA8 = 3,
 XLM_IMAGE_BGRX8 = 4,
 XLM_IMAGE_RGB8 = 5
 };
+typedef void (*xlm_release_fn)(void *user_data, const void *data);
 typedef struct xlm_image {
 uint32_t struct_size;
 xlm_image_format format;
@@ -320,6 +324,9 @@ uint32_t width;
 uint32_t height;
 size_t stride_bytes;
 uint32_t bottom_up;
+uint32_t lent;
+xlm_release_fn release;
+void *release_user_data;
 } xlm_image;
 typedef struct xlm_say_options {
 uint32_t struct_size;

@@ -160,7 +160,10 @@ class Game:
             yield self._copy(event)
 
     def set_budget(self, cap_bytes: int | None, *, deadline_ns: int = NO_DEADLINE) -> int:
-        """The ticket whose LEASE event will come. Raises BrokerError ``broker_gone``: the cap is kept all the same."""
+        """The ticket whose LEASE event will come.
+
+        Raises BrokerError ``not_ready`` or ``broker_gone``, ProtocolError ``lease_expired``: the cap is kept.
+        """
         ticket = ffi().new("uint64_t *")
         budget = _budget(cap_bytes, deadline_ns)
         self._check(self._lib.xlm_client_set_budget(self._handle, budget, ticket))

@@ -44,7 +44,7 @@ class Leases:
             client.warned = False
             return client
         if identity in self._expired:
-            self._core.refuse(identity, request_id, "lease_expired", "the lease has ended; say HELLO again")
+            self._core.refuse(identity, request_id, "lease_expired", "the lease has ended: nobody was heard for long")
         else:
             self._core.refuse(identity, request_id, "not_connected", "HELLO has to come first")
         return None

@@ -11,6 +11,13 @@ xlm_client & checked(xlm_client * client) {
     return *client;
 }
 
+/// What a tool is told that waited in vain.
+Failure no_broker(const Failure & why) {
+    Failure failure(XLM_ERROR_TIMEOUT, why ? why.message_view() : "no broker answers");
+    failure.set_hint(find_code(XLM_ERROR_NOT_READY)->hint);
+    return failure;
+}
+
 xlm_error success() {
     Failure none;
     xlm_error error = none.view();
@@ -28,6 +35,10 @@ xlm_result xlm_last_error(xlm_error * error) {
     if (error == nullptr || error->struct_size < sizeof error->struct_size) return XLM_ERROR_INVALID_ARGUMENT;
     write_struct(error, last_failure() ? last_failure().view() : success());
     return XLM_SUCCESS;
+}
+
+const char * xlm_last_error_line(void) {
+    return last_failure_line();
 }
 
 xlm_result xlm_result_describe(xlm_result result, xlm_error * error) {
@@ -107,10 +118,9 @@ xlm_result xlm_client_ready_wait(xlm_client * client, uint64_t timeout_ns) {
         checked(client).check_alive();
         client->check_no_callback();
         Failure why;
-        if (!client->wait_ready(timeout_ns, why))
-            return fail(XLM_ERROR_TIMEOUT, why ? why.message_view() : "no broker answers");
+        if (!client->wait_ready(timeout_ns, why)) return fail(no_broker(why));
         if (client->ready()) return xlm_result(XLM_SUCCESS);
-        return why ? fail(why) : broker_gone();
+        return why ? fail(why) : client->absent();
     });
 }
 

@@ -45,7 +45,7 @@ Command * prepare(xlm_client & client, const Request & request) { // nullptr: ov
     command->bytes = request.bytes;
     command->deadline_ns = request.deadline_ns;
     command->choice = request.choice;
-    command->wish_only = !client.ready();
+    command->wish_only = !client.takes();
     return command;
 }
 
@@ -55,14 +55,14 @@ xlm_result ask(xlm_client & client, const Request & request, std::uint64_t * tic
     const bool kept_only = command->wish_only;
     const std::uint64_t id = client.submit(*command);
     if (ticket) *ticket = kept_only ? 0 : id;
-    return kept_only ? broker_gone() : XLM_SUCCESS;
+    return kept_only ? client.absent() : XLM_SUCCESS;
 }
 
 xlm_result ask_and_wait(xlm_client & client, const Request & request, std::uint64_t timeout_ns, xlm_lease * out) {
     client.check_no_callback();
     if (out && out->struct_size < sizeof out->struct_size)
         throw Failed(XLM_ERROR_INVALID_ARGUMENT, "the lease is not XLM_LEASE_INIT");
-    if (!client.ready()) return ask(client, request, nullptr);
+    if (!client.takes()) return ask(client, request, nullptr);
     auto waiter = std::allocate_shared<Waiter>(std::pmr::polymorphic_allocator<Waiter>(&client.memory));
     Command * const command = prepare(client, request);
     if (command == nullptr) return overloaded();
@@ -104,7 +104,7 @@ xlm_result xlm_client_request_status(xlm_client * client, uint64_t * ticket) {
     if (ticket) *ticket = 0;
     return guarded([&] {
         checked(client).check_alive();
-        if (!client->ready()) return broker_gone();
+        if (!client->takes()) return client->absent();
         Command * const command = client->take_command(CommandKind::get_status);
         if (command == nullptr) return overloaded();
         const std::uint64_t id = client->submit(*command);

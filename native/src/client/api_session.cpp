@@ -116,7 +116,7 @@ void take_images(Draft & draft, xlm_client & client, const xlm_say_options & say
     for (std::uint32_t i = 0; i < say.n_images; i++) {
         const auto * given = reinterpret_cast<const xlm_image *>(place);
         const xlm_image defaults = XLM_IMAGE_INIT;
-        copy_image(read_struct(given, defaults), draft->pictures.emplace_back(&client.memory));
+        take_image(read_struct(given, defaults), draft->pictures.emplace_back(&client.memory));
         place += say.images->struct_size;
     }
 }
@@ -129,7 +129,7 @@ xlm_result say(xlm_session & session, xlm_str text, const xlm_say_options & opti
     xlm_client & client = *session.client;
     if (session.state.load(std::memory_order_relaxed) == XLM_SESSION_LOST)
         throw Failed(XLM_ERROR_SESSION_UNKNOWN, "the conversation was lost");
-    if (!client.ready()) return broker_gone();
+    if (!client.takes()) return client.absent();
     if (session.answer.load(std::memory_order_relaxed) != 0) return busy();
     Draft draft(client, CommandKind::say);
     if (!draft) return overloaded();

@@ -77,10 +77,6 @@ xlm_allocator checked_allocator(const xlm_allocator * given) {
 
 } // namespace
 
-xlm_result broker_gone() noexcept {
-    return fail(XLM_ERROR_BROKER_GONE, "there is no connection to the broker now");
-}
-
 xlm_result overloaded() noexcept {
     return fail(XLM_ERROR_OVERLOADED, "256 requests are under way already");
 }
@@ -96,7 +92,7 @@ using namespace xlm::client;
 xlm_client::xlm_client(const xlm_client_options & options, IoOptions io)
     : memory(checked_allocator(options.allocator)), shared(&memory, options.max_sessions), on_event_(options.on_event),
       user_data_(options.user_data), on_log_(options.on_log), log_user_data_(options.log_user_data),
-      generation_(fork_generation()), io_(&memory, shared, std::move(io)) {
+      generation_(fork_generation()), released_(&memory), io_(&memory, shared, std::move(io)) {
     for (xlm_session & session : shared.sessions)
         session.client = this;
     xlm_lease lease = XLM_LEASE_INIT;
@@ -121,6 +117,8 @@ xlm_client * xlm_client::make(const xlm_client_options & options) {
 
 void xlm_client::destroy(xlm_client * client) noexcept {
     HostMemory memory(client->memory);
+    client->io_.stop();
+    client->return_all_images();
     client->~xlm_client();
     memory.deallocate(client, sizeof(xlm_client), alignof(xlm_client));
 }
@@ -131,6 +129,8 @@ std::int32_t xlm_client::poll(std::uint64_t max_time_ns) {
     check_poll_thread();
     release_held();
     std::int32_t count = 0;
+    for (; return_images(); count++)
+        call_back(released_);
     Event * event = shared.events.front();
     const auto start = event ? Clock::now() : Clock::time_point();
     while (event != nullptr) {
@@ -155,6 +155,10 @@ std::int32_t xlm_client::poll(std::uint64_t max_time_ns) {
 std::int32_t xlm_client::next_event(xlm_event * out) {
     check_poll_thread();
     release_held();
+    if (return_images()) {
+        write_struct(out, view(released_));
+        return 1;
+    }
     while (Event * event = shared.events.front()) {
         if (deliver(*event)) {
             write_struct(out, view(*event));
@@ -227,6 +231,37 @@ void xlm_client::release_held() noexcept {
     if (std::exchange(holding_, false)) shared.events.pop();
 }
 
+bool xlm_client::return_images() {
+    for (std::uint32_t index; shared.lent.pop(index);) {
+        Command & command = shared.commands[index];
+        const Returned returned = return_images_of(command);
+        released_.reset(XLM_EVENT_IMAGES_RELEASED, nullptr, command.id);
+        put_back(command);
+        if (returned.threw) throw Failed(XLM_ERROR_CALLBACK_THREW, "an exception came out of the release of an image");
+        if (returned.by_event) return true;
+    }
+    return false;
+}
+
+/// At the end, when nobody reads them any more: whatever became of the requests they belong to.
+void xlm_client::return_all_images() noexcept {
+    for (Command & command : shared.commands)
+        (void)return_images_of(command);
+}
+
+Returned xlm_client::return_images_of(Command & command) noexcept {
+    const Calling calling(callback_thread_);
+    Returned returned;
+    for (Picture & picture : command.pictures) {
+        try {
+            returned.by_event |= picture.give_back();
+        } catch (...) {
+            returned.threw = true;
+        }
+    }
+    return returned;
+}
+
 void xlm_client::ask_for_more() noexcept {
     if (shared.overflowing.load(std::memory_order_acquire)) shared.waker.wake();
 }
@@ -277,7 +312,8 @@ bool xlm_client::wait_event(std::uint64_t timeout_ns) {
     release_held();
     ask_for_more();
     std::unique_lock lock(shared.mutex);
-    return shared.changed.wait_for(lock, bounded(timeout_ns), [&] { return shared.events.front() != nullptr; });
+    const auto something = [&] { return shared.events.front() != nullptr || !shared.lent.empty(); };
+    return shared.changed.wait_for(lock, bounded(timeout_ns), something);
 }
 
 bool xlm_client::wait_ready(std::uint64_t timeout_ns, Failure & why) {
@@ -289,6 +325,16 @@ bool xlm_client::wait_ready(std::uint64_t timeout_ns, Failure & why) {
 }
 
 // -- requests -------------------------------------------------------------------------------------------------------
+
+xlm_result xlm_client::absent() const noexcept {
+    const xlm_result why = shared.absence.load(std::memory_order_relaxed);
+    switch (why) {
+    case XLM_ERROR_NOT_READY: return fail(why, "no broker answers yet");
+    case XLM_ERROR_LEASE_EXPIRED: return fail(why, "the lease has ended, because the game stood still");
+    case XLM_ERROR_BROKER_GONE: return fail(why, "there is no connection to the broker now");
+    default: return fail(why, "the client has ended for good, as XLM_EVENT_STATE told");
+    }
+}
 
 Command * xlm_client::take_command(CommandKind kind) {
     check_alive();

@@ -17,8 +17,12 @@ struct EventView {
     xlm_status_info status = XLM_STATUS_INFO_INIT;
 };
 
+/// What came of giving back the images of a request.
+struct Returned {
+    bool threw = false, by_event = false;
+};
+
 /// Results that a game meets in its frame. Returned, never thrown: to throw is to allocate.
-xlm_result broker_gone() noexcept;
 xlm_result overloaded() noexcept;
 
 /// Which child of a fork() this process is: 0 in the one that loaded the library.
@@ -52,6 +56,8 @@ public:
     }
     std::uint64_t submit(xlm::client::Command & command) noexcept; // its id
     bool ready() const noexcept { return shared.state.load(std::memory_order_acquire) == XLM_CLIENT_READY; }
+    bool takes() const noexcept { return shared.takes.load(std::memory_order_acquire); }
+    xlm_result absent() const noexcept; // why it takes no requests now
 
     xlm::client::HostMemory memory; // first, so that it goes last
     xlm::client::Shared shared;
@@ -61,6 +67,9 @@ private:
     void call_back(const xlm::client::Event & event);
     void release_held() noexcept;
     void ask_for_more() noexcept;
+    bool return_images(); // true: `released_` is an event for the game
+    void return_all_images() noexcept;
+    xlm::client::Returned return_images_of(xlm::client::Command & command) noexcept;
     void log(const xlm::client::Event & event) const;
     const xlm_event & view(const xlm::client::Event & event);
 
@@ -71,6 +80,7 @@ private:
     std::uint32_t generation_;
     std::atomic<std::thread::id> poll_thread_{};
     std::atomic<std::thread::id> callback_thread_{}; // none: no callback is running
+    xlm::client::Event released_;                    // XLM_EVENT_IMAGES_RELEASED, as it is handed out
     bool holding_ = false;                           // next_event() lent the front of the queue
     xlm::client::EventView view_;
     xlm::client::Io io_; // last: its thread uses the rest

@@ -1,6 +1,7 @@
 // What the game wants, on its way to the I/O thread. Commands are pooled and keep their buffers.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <condition_variable>
 #include <memory>
@@ -55,6 +56,7 @@ struct Command {
     Command(std::uint32_t at, Memory * memory)
         : index(at), text(memory), grammar(memory), json_schema(memory), stops(memory), pictures(memory) {
         text.reserve(1024);
+        pictures.reserve(2);
     }
 
     std::uint32_t index; // in its pool
@@ -72,7 +74,11 @@ struct Command {
     std::pmr::string stops;                     // one after the other
     std::array<std::uint16_t, max_stops> stop_bytes{};
     std::shared_ptr<Waiter> waiter;     // of a *_wait call
-    std::pmr::vector<Picture> pictures; // say: uploaded before it is sent; freed then, other than the texts
+    std::pmr::vector<Picture> pictures; // say: uploaded before it is sent
+
+    bool borrows() const noexcept {
+        return std::any_of(pictures.begin(), pictures.end(), [](const Picture & one) { return one.lent != nullptr; });
+    }
 };
 
 } // namespace xlm::client

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 namespace xlm::client {
 
@@ -80,9 +81,9 @@ void Timing::pass(Nanoseconds now) {
 }
 
 Connection::Connection(Memory * memory, const Identity & identity, std::atomic<std::uint64_t> & next_id, Shell & shell)
-    : memory_(memory), identity_(identity), next_id_(next_id), shell_(shell), lease_id_(memory), trouble_(memory),
-      conversations_(memory), closed_unsaid_(memory), pending_(memory), uploading_(memory), frame_(memory),
-      event_(memory), reply_(memory) {
+    : memory_(memory), identity_(identity), next_id_(next_id), shell_(shell), early_(memory), lease_id_(memory),
+      trouble_(memory), conversations_(memory), closed_unsaid_(memory), pending_(memory), uploading_(memory),
+      frame_(memory), chunk_(memory), event_(memory), reply_(memory) {
     lease_.cap_bytes = XLM_NO_CAP;
 }
 
@@ -106,6 +107,7 @@ void Connection::submit(Command & command) {
 }
 
 void Connection::carry_out(Command & command) {
+    if (is_early(command)) return early_.push_back(&command);
     switch (command.kind) {
     case CommandKind::set_budget:
     case CommandKind::reserve: ask_budget(command); break;
@@ -117,6 +119,29 @@ void Connection::carry_out(Command & command) {
     case CommandKind::image: break;
     }
     shell_.recycle(command);
+}
+
+bool Connection::is_early(const Command & command) const {
+    const bool asks = command.kind == CommandKind::set_budget || command.kind == CommandKind::reserve ||
+                      command.kind == CommandKind::say || command.kind == CommandKind::get_status;
+    return asks && patient_ && phase_ == Phase::connecting;
+}
+
+/// What waited for the first connection, in order: carried out, or refused where there is none.
+void Connection::release_early() {
+    patient_ = false;
+    std::pmr::deque<Command *> waiting(memory_);
+    waiting.swap(early_);
+    for (Command * command : waiting)
+        submit(*command);
+}
+
+void Connection::lose_patience() {
+    if (!std::exchange(patient_, false)) return;
+    const Failure why = absence();
+    shell_.phase_changed(phase_, false, why);
+    tell_state(XLM_CLIENT_CONNECTING, why);
+    release_early();
 }
 
 void Connection::receive(std::string_view frame, Nanoseconds now) {
@@ -144,29 +169,30 @@ void Connection::dispatch(const Reply & reply, std::string_view frame, Nanosecon
 
 void Connection::tick(Nanoseconds now) {
     if (phase_ == Phase::connecting) {
-        if (now >= timing_.attempt_ends) dial(now);
-        return;
+        if (now < timing_.attempt_ends) return;
+        lose_patience();
+        return dial(now);
     }
     if (phase_ != Phase::ready && phase_ != Phase::restoring) return;
     timing_.pass(now);
-    if (timing_.silence >= timing_.ttl) return lost(now, "the broker has been silent for too long");
+    if (timing_.silence >= timing_.ttl)
+        return lost(now, Failure(XLM_ERROR_BROKER_GONE, "the broker has been silent for too long"));
     if (now < timing_.next_ping) return;
     timing_.next_ping = now + timing_.heartbeat;
     send([&](Frame & frame) { encode_plain(frame, fresh_id(), "ping"); });
 }
 
-void Connection::lost(Nanoseconds now, std::string_view why) {
+void Connection::lost(Nanoseconds now, const Failure & why) {
     if (phase_ == Phase::connecting) {
         // No WELCOME yet, and perhaps HELLO went down with the peer: do not wait long.
-        if (trouble_.empty()) trouble_ = why;
+        if (trouble_.empty()) trouble_ = why.message_view();
         timing_.attempt_ends = std::min(timing_.attempt_ends, now + timing_.attempt / 4);
         return;
     }
     if (phase_ != Phase::ready && phase_ != Phase::restoring) return;
-    const Failure gone(XLM_ERROR_BROKER_GONE, why);
-    trouble_ = why;
-    move_to(Phase::connecting, gone); // first, so that a game which reacts to a failed call sees why
-    fail_pending(gone);
+    trouble_ = why.message_view();
+    move_to(Phase::connecting, why); // first, so that a game which reacts to a failed call sees why
+    fail_pending(why);
     dial(now);
 }
 
@@ -181,13 +207,16 @@ void Connection::close() {
         send([&](Frame & frame) { encode_plain(frame, fresh_id(), "goodbye"); });
     phase_ = Phase::closed;
     fail_pending(Failure(XLM_ERROR_NOT_CONNECTED, "the client was destroyed"));
+    release_early();
 }
 
 void Connection::fail(const Failure & why) {
     if (phase_ == Phase::closed || phase_ == Phase::failed) return;
     error_ = why;
+    patient_ = false;
     move_to(Phase::failed, why);
     fail_pending(why);
+    release_early();
 }
 
 Nanoseconds Connection::next_deadline() const {
@@ -207,12 +236,18 @@ void Connection::dial(Nanoseconds now) {
 void Connection::move_to(Phase phase, const Failure & why) {
     const bool visible = phase != phase_ && phase != Phase::restoring;
     phase_ = phase;
-    shell_.phase_changed(phase, why);
+    met_ = met_ || phase == Phase::ready;
+    shell_.phase_changed(phase, phase == Phase::ready || patient_, why);
     if (!visible) return;
+    tell_state(phase == Phase::ready    ? XLM_CLIENT_READY
+               : phase == Phase::failed ? XLM_CLIENT_FAILED
+                                        : XLM_CLIENT_CONNECTING,
+               why);
+}
+
+void Connection::tell_state(xlm_client_state state, const Failure & why) {
     Event & event = fresh(XLM_EVENT_STATE, nullptr, 0);
-    event.state = phase == Phase::ready    ? XLM_CLIENT_READY
-                  : phase == Phase::failed ? XLM_CLIENT_FAILED
-                                           : XLM_CLIENT_CONNECTING;
+    event.state = state;
     event.failure = why;
     event.text = why.message_view();
     shell_.publish(event);
@@ -220,7 +255,8 @@ void Connection::move_to(Phase phase, const Failure & why) {
 
 Failure Connection::absence() const {
     if (phase_ == Phase::failed) return error_;
-    return Failure(XLM_ERROR_BROKER_GONE, trouble_.empty() ? std::string_view("no broker answers yet") : trouble_);
+    const std::string_view trouble = trouble_.empty() ? std::string_view("no broker answers yet") : trouble_;
+    return Failure(met_ ? XLM_ERROR_BROKER_GONE : XLM_ERROR_NOT_READY, trouble);
 }
 
 void Connection::welcomed(const Reply & reply, Nanoseconds now) {
@@ -250,8 +286,9 @@ void Connection::refused(const Reply & reply, Nanoseconds now) {
     }
     if (reply.id != 0 && reply.id == report_id_) reports_known_ = false;
     call_failed(reply.id, failure);
-    if (failure.result == XLM_ERROR_LEASE_EXPIRED || failure.result == XLM_ERROR_NOT_CONNECTED)
-        lost(now, failure.message_view());
+    if (failure.result == XLM_ERROR_LEASE_EXPIRED) lost(now, Failure(XLM_ERROR_LEASE_EXPIRED, failure.message_view()));
+    if (failure.result == XLM_ERROR_NOT_CONNECTED)
+        lost(now, Failure(XLM_ERROR_BROKER_GONE, "the broker does not know this game any more"));
 }
 
 void Connection::notice(const Reply & reply, std::string_view frame) {

@@ -7,6 +7,8 @@
 //     FAILED: refused for good. CLOSED: the game destroyed the client.
 //
 // Sessions, cap and reservation are wishes: kept here, and put to the broker anew after each connection.
+// What a game asks before its first connection waits for it: a client is made and spoken through in one breath. It
+// waits as long as the first HELLO may stay unanswered; then the game is told that nobody is there.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +38,8 @@ public:
     virtual void send(std::string_view frame) = 0;
     virtual void publish(Event & event) = 0;
     virtual void recycle(Command & command) = 0; // it is done with
-    virtual void phase_changed(Phase phase, const Failure & why) = 0;
+    /// `takes`: requests are taken now, to be carried out or to wait for the first connection.
+    virtual void phase_changed(Phase phase, bool takes, const Failure & why) = 0;
     virtual void lease_changed(const xlm_lease & lease) = 0;
     virtual void log(xlm_log_level level, std::string_view line) = 0;
 };
@@ -71,7 +74,7 @@ public:
     void submit(Command & command); // taken over; goes back through Shell::recycle
     void receive(std::string_view frame, Nanoseconds now);
     void tick(Nanoseconds now);
-    void lost(Nanoseconds now, std::string_view why);
+    void lost(Nanoseconds now, const Failure & why);
     void handshake_failed(std::string_view why) { trouble_ = why; }
     void report(const FrameReport & frames); // dropped where there is no connection, or no broker that knows it
     void work();                             // a slice of what takes time (an image's hash), under a millisecond
@@ -129,6 +132,10 @@ private:
 
     // connection.cpp
     void carry_out(Command & command);
+    bool is_early(const Command & command) const;
+    void release_early();
+    void lose_patience();
+    void tell_state(xlm_client_state state, const Failure & why);
     void dial(Nanoseconds now);
     void move_to(Phase phase, const Failure & why);
     std::uint64_t fresh_id() { return next_id_.fetch_add(1, std::memory_order_relaxed); }
@@ -169,6 +176,8 @@ private:
     void send_say(Command & command, Conversation & conversation);
     void refuse_say(Command & command, const Failure & why);
     void drop_held(Conversation & conversation, const Failure & why);
+    void drop_unsent(Command & command);
+    Command * unsent(const xlm_session * session);
     void piece(std::uint64_t id, Call & call, const Reply & reply);
     void finished(std::uint64_t id, Call & call, const Reply & reply);
     Conversation * find(const xlm_session * session);
@@ -183,6 +192,7 @@ private:
     void ask_to_begin();
     std::uint64_t expect_image();
     void send_chunks();
+    std::string_view next_chunk();
     void image_answered(const Call & call, const Reply & reply);
     void picture_ready();
     void image_failed(const Call & call, const Failure & why);
@@ -202,6 +212,9 @@ private:
     Phase phase_ = Phase::connecting;
     Failure error_; // why it FAILED
     Timing timing_;
+    bool patient_ = true; // the first HELLO may still be answered
+    bool met_ = false;    // READY once
+    std::pmr::deque<Command *> early_;
     std::pmr::string lease_id_, trouble_;
     std::uint64_t hello_id_ = 0;
     std::uint64_t report_id_ = 0; // the last frame report
@@ -216,6 +229,7 @@ private:
     std::uint64_t n_uploads_ = 0;
     // reused, so that a steady state asks for no memory
     Frame frame_;
+    std::pmr::string chunk_; // of an image with padded rows
     Event event_;
     Reply reply_;
 };

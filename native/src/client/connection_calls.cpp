@@ -92,18 +92,8 @@ void Connection::ask_status(Command & command) {
 }
 
 void Connection::cancel(const Command & command) {
-    Conversation * conversation = find(command.session);
-    if (conversation && conversation->held && conversation->held->id == command.answer) {
-        Command & held = *conversation->held;
-        conversation->held = nullptr;
-        held.session->answer.store(0, std::memory_order_relaxed);
-        Event & event = fresh(XLM_EVENT_DONE, held.session, held.id);
-        event.finish_reason = XLM_FINISH_CANCELLED;
-        shell_.publish(event);
-        return shell_.recycle(held);
-    }
-    if (Command * waiting = uploading_for(command.session); waiting && waiting->id == command.answer) {
-        drop_upload(*waiting);
+    if (Command * waiting = unsent(command.session); waiting && waiting->id == command.answer) {
+        drop_unsent(*waiting);
         waiting->session->answer.store(0, std::memory_order_relaxed);
         Event & event = fresh(XLM_EVENT_DONE, waiting->session, waiting->id);
         event.finish_reason = XLM_FINISH_CANCELLED;
@@ -213,7 +203,8 @@ void Connection::tell_failed(std::uint64_t id, Call & call, const Failure & why)
 
 void Connection::tell_lease(std::uint64_t id, Call & call, const Failure & why, const xlm_lease & lease) {
     if (call.waiter) return call.waiter->complete(why, lease);
-    const bool quiet = call.restoring && (!why || why.result == XLM_ERROR_BROKER_GONE);
+    const bool asks_again = why.result == XLM_ERROR_BROKER_GONE || why.result == XLM_ERROR_LEASE_EXPIRED;
+    const bool quiet = call.restoring && (!why || asks_again);
     if (quiet) return;
     Event & event = fresh(call.restoring ? XLM_EVENT_NOTICE : XLM_EVENT_LEASE, nullptr, call.restoring ? 0 : id);
     event.failure = why;

@@ -42,11 +42,13 @@ bool Connection::has_work() const {
 void Connection::work() {
     if (!has_work()) return;
     Picture & image = picture();
-    const std::string_view data(image.data);
-    const std::string_view slice = data.substr(upload_.hashed, hash_slice_bytes);
-    upload_.hash.add(slice);
-    upload_.hashed += slice.size();
-    if (upload_.hashed < data.size()) return;
+    const std::size_t end = std::min(image.size_bytes(), upload_.hashed + hash_slice_bytes);
+    while (upload_.hashed < end) {
+        const std::string_view piece = image.piece(upload_.hashed, end - upload_.hashed);
+        upload_.hash.add(piece);
+        upload_.hashed += piece.size();
+    }
+    if (upload_.hashed < image.size_bytes()) return;
     image.key = upload_.hash.hex();
     ask_to_begin();
 }
@@ -64,17 +66,30 @@ std::uint64_t Connection::expect_image() {
 }
 
 void Connection::send_chunks() {
-    const std::string_view data(picture().data);
-    while (upload_.unanswered < image_window && upload_.sent < data.size()) {
-        const std::string_view chunk = data.substr(upload_.sent, image_chunk_bytes);
+    const std::size_t size_bytes = picture().size_bytes();
+    while (upload_.unanswered < image_window && upload_.sent < size_bytes) {
+        const std::string_view chunk = next_chunk();
         const std::uint64_t id = expect_image();
         send([&](Frame & frame) { encode_image_chunk(frame, id, picture().key_view(), upload_.sent, chunk); });
         upload_.sent += chunk.size();
         upload_.unanswered++;
     }
-    if (upload_.sent < data.size() || std::exchange(upload_.ended, true)) return;
+    if (upload_.sent < size_bytes || std::exchange(upload_.ended, true)) return;
     const std::uint64_t id = expect_image();
     send([&](Frame & frame) { encode_image_end(frame, id, picture().key_view()); });
+}
+
+/// In place where the bytes lie together, else gathered row by row.
+std::string_view Connection::next_chunk() {
+    const std::size_t end = std::min(picture().size_bytes(), upload_.sent + image_chunk_bytes);
+    const std::string_view first = picture().piece(upload_.sent, end - upload_.sent);
+    if (first.size() == end - upload_.sent) return first;
+    chunk_ = first;
+    while (upload_.sent + chunk_.size() < end) {
+        const std::size_t at = upload_.sent + chunk_.size();
+        chunk_ += picture().piece(at, end - at);
+    }
+    return chunk_;
 }
 
 void Connection::image_answered(const Call & call, const Reply & reply) {
@@ -87,8 +102,8 @@ void Connection::image_answered(const Call & call, const Reply & reply) {
 
 void Connection::picture_ready() {
     Command & command = *uploading_.front();
-    picture().data.clear();
-    picture().data.shrink_to_fit();
+    picture().copy.clear();
+    picture().copy.shrink_to_fit();
     if (upload_.at + 1 < command.pictures.size()) return begin_picture(upload_.at + 1);
     uploading_.pop_front();
     if (!uploading_.empty()) begin_picture(0);

@@ -83,9 +83,8 @@ void Connection::close_session(xlm_session * session) {
     const auto found = std::find_if(conversations_.begin(), conversations_.end(),
                                     [&](const Conversation & one) { return one.handle == session; });
     if (found == conversations_.end()) return;
-    if (found->held) shell_.recycle(*std::exchange(found->held, nullptr));
-    if (Command * waiting = uploading_for(session)) {
-        drop_upload(*waiting);
+    if (Command * waiting = unsent(session)) {
+        drop_unsent(*waiting);
         shell_.recycle(*waiting);
     }
     for (auto call = pending_.begin(); call != pending_.end();) // its answer: what comes is for nobody
@@ -133,6 +132,24 @@ void Connection::refuse_say(Command & command, const Failure & why) {
     shell_.recycle(command);
 }
 
+/// The answer a session was asked for of which the broker has not heard: the first connection is to come, or the
+/// session to be opened, or images to be uploaded.
+Command * Connection::unsent(const xlm_session * session) {
+    const auto early =
+        std::find_if(early_.begin(), early_.end(), [&](const Command * one) { return one->session == session; });
+    if (early != early_.end()) return *early;
+    Conversation * conversation = find(session);
+    return conversation && conversation->held ? conversation->held : uploading_for(session);
+}
+
+/// Nobody waits for it any more; the command is the caller's.
+void Connection::drop_unsent(Command & command) {
+    early_.erase(std::remove(early_.begin(), early_.end(), &command), early_.end());
+    Conversation * conversation = find(command.session);
+    if (conversation && conversation->held == &command) conversation->held = nullptr;
+    drop_upload(command);
+}
+
 void Connection::drop_held(Conversation & conversation, const Failure & why) {
     if (Command * held = std::exchange(conversation.held, nullptr)) refuse_say(*held, why);
 }
@@ -168,6 +185,7 @@ void Connection::ready_if_restored() {
     move_to(Phase::ready, {});
     for (Conversation & conversation : conversations_) // in the order in which a game can act on it
         tell_news(conversation);
+    release_early();
 }
 
 } // namespace xlm::client

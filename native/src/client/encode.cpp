@@ -169,7 +169,7 @@ void encode_say(Frame & frame, const Command & command, std::string_view session
 void encode_image_begin(Frame & frame, std::uint64_t id, const Picture & picture) {
     Map map(frame, "image_begin", id, 7);
     map.text("key", picture.key_view());
-    map.whole("total_bytes", picture.data.size());
+    map.whole("total_bytes", picture.size_bytes());
     map.text("encoding", encoding_name(picture.format));
     map.whole("width", picture.width);
     map.whole("height", picture.height);

@@ -1,6 +1,7 @@
 #include "errors.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 
 #include "utf8.hpp"
@@ -102,6 +103,16 @@ xlm_result fail(xlm_result result, std::string_view message) noexcept {
 
 const Failure & last_failure() noexcept {
     return last;
+}
+
+const char * last_failure_line() noexcept {
+    thread_local char line[64 + sizeof last.message + sizeof last.hint];
+    if (!last) return "";
+    const std::string_view name = last.view().name.data; // of the table: ends with a NUL
+    const char * const open = last.hint_bytes ? " (" : "";
+    const char * const close = last.hint_bytes ? ")" : "";
+    std::snprintf(line, sizeof line, "%s: %s%s%s%s", name.data(), last.message, open, last.hint, close);
+    return line;
 }
 
 } // namespace xlm::client

@@ -59,6 +59,8 @@ struct Failed : std::exception {
 xlm_result fail(const Failure & failure) noexcept;
 xlm_result fail(xlm_result result, std::string_view message) noexcept;
 const Failure & last_failure() noexcept;
+/// That as a line: name, message and hint. This thread's, until the next call.
+const char * last_failure_line() noexcept;
 
 /// Runs `body` (which returns a result or count); whatever it throws becomes a result.
 template <typename Body>

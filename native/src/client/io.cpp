@@ -107,7 +107,7 @@ void Io::loop() {
             turn();
         } catch (const std::bad_alloc &) {
             // What was under way is in doubt: begin anew. The ring and the pools are untouched by this.
-            connection_.lost(now_ns(), "out of memory");
+            connection_.lost(now_ns(), Failure(XLM_ERROR_BROKER_GONE, "out of memory"));
         }
     }
 }
@@ -164,7 +164,7 @@ void Io::watch() {
         case Sight::connected: peer_there_ = true; break;
         case Sight::disconnected:
             peer_there_ = false;
-            connection_.lost(now_ns(), "the broker closed the connection");
+            connection_.lost(now_ns(), Failure(XLM_ERROR_BROKER_GONE, "the broker closed the connection"));
             break;
         case Sight::handshake_failed: connection_.handshake_failed(socket_.no_handshake());
         }
@@ -226,6 +226,8 @@ void Io::give_up(const Failure & why) noexcept {
             announce();
         }
     } catch (...) { // not even memory for the news: the state alone tells
+        shared_.absence.store(why.result, std::memory_order_relaxed);
+        shared_.takes.store(false, std::memory_order_release);
         shared_.state.store(XLM_CLIENT_FAILED, std::memory_order_release);
     }
 }
@@ -263,17 +265,23 @@ void Io::publish(Event & event) {
 
 void Io::recycle(Command & command) {
     command.waiter.reset();
-    command.pictures.clear();
-    command.pictures.shrink_to_fit();
     command.session = nullptr;
+    if (command.borrows()) { // it is free once the game has its bytes back
+        shared_.lent.push(command.index);
+        news_ = true;
+        return;
+    }
+    command.pictures.clear();
     shared_.free_commands.release(command.index);
 }
 
-void Io::phase_changed(Phase phase, const Failure & why) {
+void Io::phase_changed(Phase phase, bool takes, const Failure & why) {
     {
         const std::lock_guard lock(shared_.mutex);
         shared_.why = why;
     }
+    if (why) shared_.absence.store(why.result, std::memory_order_relaxed);
+    shared_.takes.store(takes, std::memory_order_release);
     shared_.state.store(visible_state(phase), std::memory_order_release);
     news_ = true;
 }

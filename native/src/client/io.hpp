@@ -49,7 +49,7 @@ private:
     void send(std::string_view frame) override;
     void publish(Event & event) override;
     void recycle(Command & command) override;
-    void phase_changed(Phase phase, const Failure & why) override;
+    void phase_changed(Phase phase, bool takes, const Failure & why) override;
     void lease_changed(const xlm_lease & lease) override { shared_.lease.store(lease); }
     void log(xlm_log_level level, std::string_view line) override;
 

@@ -1,8 +1,10 @@
 #include "picture.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <iterator>
+#include <utility>
 
 #include "errors.hpp"
 
@@ -26,11 +28,24 @@ const Format * find(xlm_image_format format) noexcept {
     return nullptr;
 }
 
-void copy_encoded(const xlm_image & image, Picture & out) {
+bool is_lent(const xlm_image & image) noexcept {
+    return image.lent != 0 || image.release != nullptr;
+}
+
+void lend(const xlm_image & image, Picture & out, std::size_t row_step, std::size_t bytes) noexcept {
+    out.lent = static_cast<const char *>(image.data);
+    out.row_step = row_step;
+    out.lent_bytes = bytes;
+    out.release = image.release;
+    out.release_user_data = image.release_user_data;
+}
+
+void take_encoded(const xlm_image & image, Picture & out) {
     if (image.size_bytes == 0) throw Failed(XLM_ERROR_IMAGE_EMPTY, "the image has no bytes");
     if (image.width || image.height || image.stride_bytes || image.bottom_up)
         throw Failed(XLM_ERROR_INVALID_ARGUMENT, "an encoded image tells its size itself");
-    out.data.assign(static_cast<const char *>(image.data), image.size_bytes);
+    if (is_lent(image)) return lend(image, out, image.size_bytes, image.size_bytes);
+    out.copy.assign(static_cast<const char *>(image.data), image.size_bytes);
 }
 
 void check_size(const xlm_image & image) {
@@ -41,7 +56,7 @@ void check_size(const xlm_image & image) {
 }
 
 /// Without the padding of rows: less to send, and equal pixels have one name.
-void copy_rows(const xlm_image & image, Picture & out) {
+void take_rows(const xlm_image & image, Picture & out) {
     check_size(image);
     const std::size_t row_bytes = std::size_t(image.width) * pixel_bytes(image.format);
     const std::size_t stride = image.stride_bytes ? image.stride_bytes : row_bytes;
@@ -49,20 +64,37 @@ void copy_rows(const xlm_image & image, Picture & out) {
         throw Failed(XLM_ERROR_INVALID_ARGUMENT, "stride_bytes is less than a row of pixels, or not a stride");
     if (image.size_bytes < stride * (image.height - 1) + row_bytes)
         throw Failed(XLM_ERROR_INVALID_ARGUMENT, "size_bytes is less than the rows of the image");
+    if (is_lent(image)) return lend(image, out, stride, row_bytes * image.height);
     const char * row = static_cast<const char *>(image.data);
     if (stride == row_bytes) {
-        out.data.assign(row, row_bytes * image.height);
+        out.copy.assign(row, row_bytes * image.height);
         return;
     }
-    out.data.resize(row_bytes * image.height);
+    out.copy.resize(row_bytes * image.height);
     for (std::uint32_t y = 0; y < image.height; y++)
-        std::memcpy(out.data.data() + y * row_bytes, row + y * stride, row_bytes);
+        std::memcpy(out.copy.data() + y * row_bytes, row + y * stride, row_bytes);
 }
 
 } // namespace
 
 std::uint64_t Picture::stride() const noexcept {
     return std::uint64_t(width) * pixel_bytes(format);
+}
+
+std::string_view Picture::piece(std::size_t offset, std::size_t max_bytes) const noexcept {
+    if (lent == nullptr) return std::string_view(copy).substr(offset, max_bytes);
+    const std::size_t row_bytes = format == XLM_IMAGE_ENCODED ? lent_bytes : stride();
+    if (row_step == row_bytes) return std::string_view(lent, lent_bytes).substr(offset, max_bytes);
+    const std::size_t within = offset % row_bytes;
+    return {lent + offset / row_bytes * row_step + within, std::min(max_bytes, row_bytes - within)};
+}
+
+bool Picture::give_back() {
+    const xlm_release_fn function = std::exchange(release, nullptr);
+    const char * const data = std::exchange(lent, nullptr);
+    lent_bytes = 0;
+    if (function) function(release_user_data, data);
+    return data && !function;
 }
 
 std::string_view encoding_name(xlm_image_format format) noexcept {
@@ -75,17 +107,17 @@ std::uint32_t pixel_bytes(xlm_image_format format) noexcept {
     return known ? known->pixel_bytes : 0;
 }
 
-void copy_image(const xlm_image & image, Picture & out) {
+void take_image(const xlm_image & image, Picture & out) {
     if (find(image.format) == nullptr) throw Failed(XLM_ERROR_IMAGE_UNSUPPORTED, "format is no xlm_image_format");
     if (image.data == nullptr && image.size_bytes > 0)
         throw Failed(XLM_ERROR_INVALID_ARGUMENT, "an image has a size and no data");
     if (image.size_bytes > max_image_bytes) throw Failed(XLM_ERROR_IMAGE_TOO_LARGE, "the image is over 1 GiB");
     out.format = image.format;
-    if (image.format == XLM_IMAGE_ENCODED) return copy_encoded(image, out);
-    copy_rows(image, out);
+    if (image.format == XLM_IMAGE_ENCODED) return take_encoded(image, out);
     out.width = image.width;
     out.height = image.height;
     out.bottom_up = image.bottom_up != 0;
+    take_rows(image, out);
 }
 
 void add_key_header(const Picture & picture, Sha256 & hash) noexcept {

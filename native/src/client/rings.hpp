@@ -113,6 +113,10 @@ public:
         }
     }
 
+    bool empty() const noexcept { // for the consumer
+        return cells_[head_ & (cells_.size() - 1)].turn.load(std::memory_order_acquire) != head_ + 1;
+    }
+
     bool pop(T & value) noexcept { // false: empty
         Cell & cell = cells_[head_ & (cells_.size() - 1)];
         if (cell.turn.load(std::memory_order_acquire) != head_ + 1) return false;

@@ -64,7 +64,8 @@ struct FrameSample {
 struct Shared {
     Shared(Memory * memory, std::uint32_t max_sessions)
         : commands(memory), free_commands(n_commands, memory), requests(n_commands, memory), sessions(memory),
-          free_sessions(max_sessions, memory), events(n_events, memory), frames(n_frames, memory) {
+          free_sessions(max_sessions, memory), events(n_events, memory), lent(n_commands, memory),
+          frames(n_frames, memory) {
         for (std::uint32_t i = 0; i < n_commands; i++)
             commands.emplace_back(i, memory);
         for (std::uint32_t i = 0; i < max_sessions; i++)
@@ -83,8 +84,11 @@ struct Shared {
 
     // I/O -> game
     SpscRing<Event> events;
+    MpscQueue<std::uint32_t> lent;        // commands whose images go back to the game; never full
     std::atomic<bool> overflowing{false}; // the I/O thread waits for room in `events`
     std::atomic<xlm_client_state> state{XLM_CLIENT_CONNECTING};
+    std::atomic<bool> takes{true}; // requests; false: `absence` says why not
+    std::atomic<xlm_result> absence{XLM_ERROR_NOT_READY};
     LeaseSnapshot lease;
 
     // frames, summed up by the I/O thread

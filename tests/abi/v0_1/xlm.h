@@ -17,7 +17,7 @@
  *           or not there is a broker, and once warmed up they do not allocate: buffers grow to the longest text
  *           they had to hold and are kept.
  * STRINGS   UTF-8, a pointer and a length in bytes, no final NUL needed and none promised. What you pass in is
- *           copied before the call returns. What you are given lives as long as the struct that holds it.
+ *           copied before the call returns (but for images that are lent). What you are given lives as long as the struct that holds it.
  * STRUCTS   `struct_size` first; start from the *_INIT macro. Later versions add fields at the end and never
  *           change one; a library and a game of different ages work together.
  * ERRORS    An xlm_result: 0 or a count on success, negative on failure. xlm_last_error() tells what happened,
@@ -106,7 +106,7 @@ enum {
     XLM_ERROR_FRAME_TOO_LARGE  = -102, /* text, grammar, schema and stops together: at most 1 MiB */
     XLM_ERROR_PROTOCOL_VERSION = -103,
     XLM_ERROR_NOT_CONNECTED    = -104,
-    XLM_ERROR_LEASE_EXPIRED    = -105,
+    XLM_ERROR_LEASE_EXPIRED    = -105, /* the game stood still, as in a debugger; connecting goes on by itself */
     XLM_ERROR_TOO_MANY_CLIENTS = -106,
     XLM_ERROR_OPTION_INVALID   = -107,
     /* budgets */
@@ -168,11 +168,19 @@ enum {
     XLM_ERROR_ENGINE_STARTING   = -700,
     XLM_ERROR_ENGINE_RESTARTING = -701,
     XLM_ERROR_ENGINE_FAILED     = -702,
-    XLM_ERROR_BROKER_GONE       = -703, /* no connection now; connecting goes on by itself */
+    XLM_ERROR_BROKER_GONE       = -703, /* the connection was lost; connecting goes on by itself */
     XLM_ERROR_TIMEOUT           = -704,
     XLM_ERROR_OVERLOADED        = -705, /* too many requests under way */
-    XLM_ERROR_INTERNAL          = -706
+    XLM_ERROR_INTERNAL          = -706,
+    XLM_ERROR_NOT_READY         = -707  /* no broker has answered yet; connecting goes on by itself */
 };
+
+/** Whether a result says that there is no connection now: none yet, no more, or none because the game stood still for
+ *  longer than its lease lasts (a debugger). Nothing is wrong with the call: connecting goes on by itself, and a cap or
+ *  a reservation has been kept. */
+static inline int xlm_is_disconnected(xlm_result result) {
+    return result == XLM_ERROR_NOT_READY || result == XLM_ERROR_BROKER_GONE || result == XLM_ERROR_LEASE_EXPIRED;
+}
 
 /** Whose fault an error is. */
 typedef uint32_t xlm_fault;
@@ -209,7 +217,8 @@ typedef struct xlm_session xlm_session;
 /** Whether calls are taken now. */
 typedef uint32_t xlm_client_state;
 enum {
-    XLM_CLIENT_CONNECTING = 0, /* no broker yet, or again: requests fail at once with XLM_ERROR_BROKER_GONE */
+    XLM_CLIENT_CONNECTING = 0, /* no broker yet, or again. In the first second of a client requests wait for the
+                                  connection; then they fail at once, see xlm_is_disconnected() */
     XLM_CLIENT_READY      = 1,
     XLM_CLIENT_FAILED     = 2  /* for good (the broker speaks another protocol version): destroy the client */
 };
@@ -217,7 +226,7 @@ enum {
 /** How far a session is. */
 typedef uint32_t xlm_session_state;
 enum {
-    XLM_SESSION_OPENING = 0, /* asked for, or waiting for a broker; say() is taken while the client is READY */
+    XLM_SESSION_OPENING = 0, /* asked for, or waiting for a broker; say() is taken already, and waits */
     XLM_SESSION_OPEN    = 1,
     XLM_SESSION_LOST    = 2  /* refused: only xlm_session_close() is left */
 };
@@ -226,7 +235,8 @@ enum {
 typedef uint32_t xlm_event_kind;
 enum {
     XLM_EVENT_NONE            = 0,
-    XLM_EVENT_STATE           = 1,  /* `state` is new; not READY: `error` says why */
+    XLM_EVENT_STATE           = 1,  /* `state`; not READY: `error` says why. Also once where no broker answered in
+                                       the first second: CONNECTING, with XLM_ERROR_NOT_READY */
     XLM_EVENT_LEASE           = 2,  /* a budget or reservation ticket `id` is done: `lease`, or `error` */
     XLM_EVENT_STATUS          = 3,  /* a status ticket `id` is done: `status`, or `error` */
     XLM_EVENT_SESSION_OPENED  = 4,  /* `session`; `text` is its id, to resume it in a later connection */
@@ -238,7 +248,9 @@ enum {
     XLM_EVENT_TOKENS          = 8,  /* `text`: the next piece of answer `id`, whole characters */
     XLM_EVENT_DONE            = 9,  /* answer `id` is complete: `finish_reason`, `usage`, `text` is all of it */
     XLM_EVENT_FAILED          = 10, /* answer `id` ended with `error`; `text` is what there was */
-    XLM_EVENT_NOTICE          = 11  /* `notice`: something happened that no request asked for */
+    XLM_EVENT_NOTICE          = 11, /* `notice`: something happened that no request asked for */
+    XLM_EVENT_IMAGES_RELEASED = 12  /* the images lent to answer `id` are the game's again; to the client, also where
+                                       the session was closed */
 };
 
 /** Why an answer ended. */
@@ -407,6 +419,17 @@ XLM_API uint32_t xlm_version(void);
  *  Threads: any thread, each with its own last error. Blocking: never. Since: 0.1.0 */
 XLM_API xlm_result xlm_last_error(xlm_error *error);
 
+/** The same as one line for a log or a terminal: "not_ready: no broker answers yet (start one: ...)". With none: "".
+ *
+ *      if (xlm_client_create(&options, &client) != XLM_SUCCESS)
+ *          return fprintf(stderr, "%s\n", xlm_last_error_line()), 1;
+ *
+ *  @return ends with a NUL; never NULL
+ *
+ *  Ownership: the text is the library's, until the next call of this, or that fails, on this thread.
+ *  Threads: any thread, each with its own last error. Blocking: never. Since: 0.1.0 */
+XLM_API const char *xlm_last_error_line(void);
+
 /** What a code means in general: name, fault, retryable, hint. A code nobody knows is described as such.
  *
  *  Ownership: the strings are constants. Threads: any thread. Blocking: never. Since: 0.1.0 */
@@ -513,11 +536,13 @@ typedef struct xlm_budget {
 
 /** Sets this game's cap. The ticket's XLM_EVENT_LEASE comes once the bytes are really released.
  *
- *  The cap is a wish that is kept: with XLM_ERROR_BROKER_GONE it is put to the broker as soon as there is one.
+ *  The cap is a wish that is kept: where there is no connection now, it is put to the broker as soon as there is one.
+ *  A client that has just been created takes it at once: the event comes with the first connection, or says within a
+ *  second or so that no broker answers (XLM_ERROR_NOT_READY).
  *
  *  @param ticket  receives the id of the event to come; may be NULL
- *  @return XLM_ERROR_BROKER_GONE (kept, no event comes), _OVERLOADED (not kept), _BUDGET_INVALID,
- *          _INVALID_ARGUMENT, _FORKED
+ *  @return XLM_ERROR_NOT_READY, _BROKER_GONE, _LEASE_EXPIRED (kept, no event comes: xlm_is_disconnected()),
+ *          _OVERLOADED (not kept), _BUDGET_INVALID, _INVALID_ARGUMENT, _FORKED
  *
  *  Ownership: nothing. Threads: any thread. Blocking: never. Since: 0.1.0 */
 XLM_API xlm_result xlm_client_set_budget(xlm_client *client, const xlm_budget *budget, uint64_t *ticket);
@@ -550,7 +575,7 @@ XLM_API xlm_result xlm_client_reserve_wait(xlm_client *client, uint64_t bytes, u
 
 /** Asks for the broker's state; XLM_EVENT_STATUS brings it.
  *
- *  @return XLM_ERROR_BROKER_GONE, _OVERLOADED, _INVALID_ARGUMENT, _FORKED
+ *  @return XLM_ERROR_NOT_READY, _BROKER_GONE, _LEASE_EXPIRED, _OVERLOADED, _INVALID_ARGUMENT, _FORKED
  *
  *  Ownership: nothing. Threads: any thread. Blocking: never. Since: 0.1.0 */
 XLM_API xlm_result xlm_client_request_status(xlm_client *client, uint64_t *ticket);
@@ -651,9 +676,21 @@ enum {
     XLM_IMAGE_RGB8    = 5
 };
 
-/** What a model is shown. It is copied before the call returns, so the buffer of a frame read-back may be unmapped at
- *  once; hashing and upload are the library's thread's work, in pieces. Measured on a busy machine of two cores: 13 ms
- *  for raw 1440p, most of it fresh memory. Call it where that does not matter: any thread may. */
+/** Gives an image's bytes back; see xlm_image.release. As all callbacks: called only within xlm_client_poll() or
+ *  xlm_client_next_event(), and for what is left at the end within xlm_client_destroy(), on the thread that calls it.
+ *  It may unmap or free `data`, and in a poll it may call what an xlm_event_fn may call. */
+typedef void (*xlm_release_fn)(void *user_data, const void *data);
+
+/** What a model is shown. Hashing and upload are the library's thread's work, in pieces.
+ *
+ *  The bytes are copied before the call returns, so the buffer of a frame read-back may be unmapped at once. For raw
+ *  1440p that takes the game's thread milliseconds, most of it for fresh memory.
+ *  With `release`, or `lent` 1, nothing is copied and nothing allocated: xlm_session_say() costs the game's thread as
+ *  much as without images. The bytes are the library's to read, and must not change, until it gives them back: once for
+ *  each image of a call that succeeded, as soon as the images of that call are at the broker or will not be sent any
+ *  more (cancelled, failed, session closed). `release` is called then; or, where it is NULL, XLM_EVENT_IMAGES_RELEASED
+ *  comes, once for all such images of an answer. xlm_client_destroy() gives back what is left, without an event. Of a
+ *  call that failed nothing was taken. */
 typedef struct xlm_image {
     uint32_t         struct_size;
     xlm_image_format format;
@@ -663,8 +700,11 @@ typedef struct xlm_image {
     uint32_t         height;
     size_t           stride_bytes; /* from row to row; 0: rows without padding */
     uint32_t         bottom_up;    /* 1: the first row in memory is the lowest, as in OpenGL and Unity */
+    uint32_t         lent;         /* 1: `data` is lent, not copied. 0: so it is with a `release` alone */
+    xlm_release_fn   release;      /* gives it back; NULL: by an event, or copied */
+    void            *release_user_data;
 } xlm_image;
-#define XLM_IMAGE_INIT { XLM_SIZE_OF(xlm_image), XLM_IMAGE_ENCODED, NULL, 0, 0, 0, 0, 0 }
+#define XLM_IMAGE_INIT { XLM_SIZE_OF(xlm_image), XLM_IMAGE_ENCODED, NULL, 0, 0, 0, 0, 0, 0, NULL, NULL }
 
 /** The seed: a fresh one each time. */
 #define XLM_RANDOM_SEED UINT64_MAX
@@ -694,17 +734,21 @@ typedef struct xlm_say_options {
 
 /** Says something. The answer comes as XLM_EVENT_TOKENS ..., then one XLM_EVENT_DONE or XLM_EVENT_FAILED.
  *
- *  With images, memory is allocated for their copies and freed when they are at the broker; one that the broker has
- *  already is not sent again. What is wrong with an image's bytes is told by XLM_EVENT_FAILED.
+ *  May be called right behind xlm_client_create() and xlm_session_open(): it waits for the connection. Where no broker
+ *  answers within a second or so, XLM_EVENT_FAILED tells (XLM_ERROR_NOT_READY).
+ *
+ *  For images that are not lent, memory is allocated for their copies and freed when they are at the broker. An image
+ *  that the broker has already is not sent again. What is wrong with an image's bytes is told by XLM_EVENT_FAILED.
  *
  *  @param text     what the player says; at most 524,288 characters
  *  @param options  NULL: the defaults
  *  @param answer   receives the id of the answer; may be NULL
- *  @return XLM_ERROR_BROKER_GONE, _SESSION_UNKNOWN (it is LOST), _SESSION_BUSY, _SAMPLING_INVALID,
- *          _GRAMMAR_INVALID (grammar and json_schema at once), _FRAME_TOO_LARGE, _INVALID_UTF8, _IMAGE_EMPTY,
- *          _IMAGE_TOO_LARGE, _IMAGE_UNSUPPORTED (format), _TOO_MANY_IMAGES, _INVALID_HANDLE, _INVALID_ARGUMENT, _OVERLOADED, _OUT_OF_MEMORY, _FORKED
+ *  @return XLM_ERROR_NOT_READY, _BROKER_GONE, _LEASE_EXPIRED (no connection now: xlm_is_disconnected()),
+ *          _SESSION_UNKNOWN (it is LOST), _SESSION_BUSY, _SAMPLING_INVALID, _GRAMMAR_INVALID (grammar and json_schema
+ *          at once), _FRAME_TOO_LARGE, _INVALID_UTF8, _IMAGE_EMPTY, _IMAGE_TOO_LARGE, _IMAGE_UNSUPPORTED (format),
+ *          _TOO_MANY_IMAGES, _INVALID_HANDLE, _INVALID_ARGUMENT, _OVERLOADED, _OUT_OF_MEMORY, _FORKED
  *
- *  Ownership: nothing. Threads: any thread. Blocking: never. Since: 0.1.0 */
+ *  Ownership: nothing, but for images that are lent, on success alone. Threads: any thread. Blocking: never. Since: 0.1.0 */
 XLM_API xlm_result xlm_session_say(xlm_session *session, xlm_str text, const xlm_say_options *options,
                                    uint64_t *answer);
 

@@ -225,8 +225,9 @@ void process(const std::string & endpoint) {
 
 } // namespace
 
-// A question with a frame waits until the answer before it has stopped, and owns its pixels until then.
+// A question with a frame waits until the answer before it has stopped, and owns its pixels until the broker has them.
 void image(const std::string & endpoint) {
+    std::weak_ptr<const std::string> freed;
     xlm::Client client = connect(endpoint);
     Notes told;
     xlm::Talker talker("", XLM_OVERFLOW_SHIFT, told.listener());
@@ -235,7 +236,11 @@ void image(const std::string & endpoint) {
     {
         xlm::TalkOptions options;
         auto frame = std::make_shared<xlm::TalkImage>();
-        frame->bytes = {'B', 'G', 'R', 'x', 'b', 'g', 'r', 'x'};
+        const auto bytes = std::make_shared<const std::string>("BGRxbgrx");
+        frame->owner = bytes;
+        frame->data = bytes->data();
+        frame->size_bytes = bytes->size();
+        freed = bytes;
         frame->format = XLM_IMAGE_BGRX8;
         frame->width = 1;
         frame->height = 2;
@@ -243,7 +248,7 @@ void image(const std::string & endpoint) {
         talker.say(client, "What do you see?", options);
     }
     poll_until(client, [&] { return told.has("done:ab"); });
-    tell(told.line);
+    tell(told.line + (freed.expired() ? " freed" : " kept"));
 }
 
 int main(int count, char ** words) {

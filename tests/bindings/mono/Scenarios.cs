@@ -62,6 +62,34 @@ internal static class Scenarios
         }
     }
 
+    public static void LentImages(Scenario play)
+    {
+        byte[] bytes = { 108, 101, 110, 116 };
+        int released = 0;
+        XlmImage lent = new XlmImage(bytes) { Lend = true };
+        XlmSayOptions options = new XlmSayOptions { Images = new[] { lent, new XlmImage(new byte[] { 99 }) } };
+        lent.Released += image => released++;
+        using (XlmClient client = play.Connect())
+        using (XlmSession greta = client.OpenSession())
+        {
+            XlmReply reply = greta.Say("What do you see?", options);
+            play.Check(lent.IsLent, "it is lent at once");
+            play.PollUntil(client, () => !lent.IsLent);
+            play.Tell("text " + play.Await(client, reply.Completion) + " " + released);
+            options.Images = new[] { lent, new XlmImage(new byte[0]) };
+            XlmReply none;
+            XlmError error;
+            play.Check(!greta.TrySay("?", options, default(CancellationToken), out none, out error), "refused");
+            play.Tell("refused " + lent.IsLent + " " + released);
+            play.Tell("frozen");
+            play.Hear("go on");
+            options.Images = new[] { lent };
+            greta.Say("And now?", options);
+            play.Tell("under way " + lent.IsLent);
+        }
+        play.Tell("ended " + lent.IsLent + " " + released);
+    }
+
     public static void Defaults(Scenario play)
     {
         using (XlmClient client = play.Connect())

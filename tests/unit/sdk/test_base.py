@@ -11,15 +11,13 @@ from xlm._base import (
     LONGEST_ATTEMPT_S,
     MAX_NOTICES,
     Action,
-    Call,
     Connection,
-    Conversation,
     Dial,
     Identity,
     Phase,
     Send,
-    Stream,
 )
+from xlm._calls import Call, Conversation, Stream
 from xlm.errors import BrokerError, BudgetError, ProtocolError, RequestError, SessionError, XlmError
 from xlm.protocol import codec, messages
 from xlm.protocol.messages import Message
@@ -241,6 +239,24 @@ def test_after_a_long_sleep_the_connection_is_made_anew(peer: Peer) -> None:
     assert peer.is_in(Phase.CONNECTING)
     assert peer.dials == 2
     assert peer.kinds() == ["broker_gone"]
+
+
+def test_who_stood_still_is_told_that_the_lease_ended(peer: Peer) -> None:
+    """Stopped in a debugger: nothing is wrong with the broker."""
+    call = peer.submit(messages.GetStatus())
+    peer.pass_time(60.0)
+    peer.answer(peer.last(messages.Ping), messages.Error(code="lease_expired", message="expired"))
+    assert error_of(call).code == "lease_expired"
+    assert error_of(call).retryable
+    assert peer.is_in(Phase.CONNECTING)
+
+
+def test_before_the_first_connection_nothing_is_gone() -> None:
+    peer = Peer()
+    assert error_of(peer.submit(messages.GetStatus())).code == "not_ready"
+    peer.welcome()
+    peer.drop()
+    assert error_of(peer.submit(messages.GetStatus())).code == "broker_gone"
 
 
 # -- calls -----------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def test_hello_and_goodbye(broker: FakeBroker) -> None:
 def test_nobody_there(tmp_path: Path) -> None:
     with pytest.raises(xlm.BrokerError, match="xlm-broker --model demo --budget-from-game") as caught:
         xlm.connect(f"ipc://{tmp_path}/none.sock", timeout=0.2)
-    assert (caught.value.code, caught.value.retryable) == ("broker_gone", True)
+    assert (caught.value.code, caught.value.retryable) == ("not_ready", True)
 
 
 def test_a_broker_that_comes_later_is_found(broker: FakeBroker) -> None:
@@ -253,9 +253,9 @@ def test_a_frozen_broker_is_given_up_after_the_ttl() -> None:
         broker.wait_for(messages.Ping, 3)  # they go out although this thread does nothing
         client.wait_connected(LONG)
         broker.freeze()
-        with pytest.raises(xlm.BrokerError, match="silent") as caught:
+        with pytest.raises(xlm.XlmError) as caught:
             client.set_budget("1MiB")
-        assert caught.value.code == "broker_gone"
+        assert caught.value.code in ("broker_gone", "lease_expired")  # the latter where this process stood still
         broker.freeze(False)
         client.wait_connected(LONG)
         assert client.status().budget["effective_bytes"] == 1 << 20
@@ -386,7 +386,7 @@ def test_the_right_key_gets_in_and_no_other(tmp_path: Path, monkeypatch: pytest.
         wrong = zmq.curve_keypair()[0].decode()
         with pytest.raises(xlm.BrokerError) as caught:
             xlm.connect(endpoint, timeout=0.5, server_key=wrong)
-        assert caught.value.code == "broker_gone"
+        assert caught.value.code == "not_ready"
     finally:
         context.destroy(linger=0)
 

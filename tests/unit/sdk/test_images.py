@@ -14,7 +14,7 @@ from PIL import Image as pil
 
 import xlm
 from xlm import _images
-from xlm._base import Conversation, Stream
+from xlm._calls import Conversation, Stream
 from xlm._uploads import ATTEMPTS, Picture
 from xlm.errors import CODES, ImageError, XlmError
 from xlm.protocol import messages

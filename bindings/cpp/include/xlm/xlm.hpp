@@ -75,6 +75,8 @@ public:
     Result(xlm_result code) noexcept : code_(code) {}
     explicit operator bool() const noexcept { return code_ >= 0; }
     xlm_result code() const noexcept { return code_; }
+    /// There is no connection now. Nothing is wrong: a cap or a reservation was kept.
+    bool disconnected() const noexcept { return xlm_is_disconnected(code_) != 0; }
 
 private:
     xlm_result code_;
@@ -147,7 +149,8 @@ struct Life {
 
 } // namespace detail
 
-/// What the model is shown. A view: the bytes must live until say() returns, which copies them.
+/// What the model is shown. A view: the bytes must live until say() returns, which copies them; or, where they are
+/// lent, until they are given back.
 struct Image : xlm_image {
     Image() : xlm_image(XLM_IMAGE_INIT) {}
 
@@ -168,6 +171,16 @@ struct Image : xlm_image {
         image.stride_bytes = stride_bytes;
         image.bottom_up = bottom_up;
         return image;
+    }
+
+    /// Lends the bytes instead of having them copied: say() then costs as little as without images. Once it has
+    /// succeeded, `give_back` is called once, within poll() or the end of the client, and until then they must not
+    /// change. Where say() fails they were never taken.
+    Image & lend(xlm_release_fn give_back, void * user_data = nullptr) {
+        lent = 1;
+        release = give_back;
+        release_user_data = user_data;
+        return *this;
     }
 };
 static_assert(sizeof(Image) == sizeof(xlm_image), "arrays of one are arrays of the other");

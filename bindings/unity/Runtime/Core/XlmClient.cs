@@ -23,7 +23,7 @@ namespace Xlm
         internal const ulong NoDeadline = ulong.MaxValue;
 
         internal readonly ClientHandle Handle;
-        private readonly object gate = new object(); // guards the three below, and native calls that fill them
+        private readonly object gate = new object(); // guards the three below, what is lent, and native calls that fill them
         private readonly Dictionary<IntPtr, XlmSession> sessions = new Dictionary<IntPtr, XlmSession>();
         private readonly Dictionary<ulong, TaskCompletionSource<XlmLease>> leases =
             new Dictionary<ulong, TaskCompletionSource<XlmLease>>();
@@ -86,8 +86,7 @@ namespace Xlm
         }
 
         /// <summary>
-        /// Ends when the client is Ready, for what shall be said at the very start of a game; or with an XlmException
-        /// where it never will be.
+        /// Ends when the client is Ready, however long that takes; or with an XlmException where it never will be.
         /// </summary>
         public Task WhenReady()
         {
@@ -182,8 +181,8 @@ namespace Xlm
         // -- budget -------------------------------------------------------------------------------------------
 
         /// <summary>
-        /// Sets this game's cap without waiting; LeaseChanged tells when the bytes are released. BrokerGone is no
-        /// failure: the cap is kept and put to the broker as soon as there is one.
+        /// Sets this game's cap without waiting; LeaseChanged tells when the bytes are released. A result that
+        /// IsDisconnected is no failure: the cap is kept and put to the broker as soon as there is one.
         /// </summary>
         public unsafe XlmResult SetBudget(
             ulong capBytes, TimeSpan? deadline = null, XlmRequire require = XlmRequire.Any)
@@ -371,6 +370,7 @@ namespace Xlm
                 case XlmEventKind.Lease: TakeLease(ref one); break;
                 case XlmEventKind.Status: TakeStatus(ref one); break;
                 case XlmEventKind.Notice: TakeNotice(ref one); break;
+                case XlmEventKind.ImagesReleased: TakeBack(one.id); break;
             }
         }
 
@@ -433,6 +433,29 @@ namespace Xlm
             Action<XlmNotice> handler = Noticed;
             if (handler == null) return;
             handler(new XlmNotice(one.notice, one.text.ToString(), one.detail.ToString(), XlmError.From(one.error)));
+        }
+
+        internal object Gate
+        {
+            get { return gate; }
+        }
+
+        // Under gate. Null: nothing was lent.
+        internal void Keep(ulong answer, LentImages images)
+        {
+            if (images != null) Handle.Lent[answer] = images;
+        }
+
+        private void TakeBack(ulong answer)
+        {
+            LentImages images;
+            lock (gate)
+            {
+                if (!Handle.Lent.TryGetValue(answer, out images)) return;
+                Handle.Lent.Remove(answer);
+            }
+            images.Unpin();
+            images.Tell();
         }
 
         private TaskCompletionSource<T> Withdraw<T>(Dictionary<ulong, TaskCompletionSource<T>> waiting, ulong ticket)

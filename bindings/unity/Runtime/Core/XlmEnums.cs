@@ -76,7 +76,8 @@ namespace Xlm
         BrokerGone = -703,
         Timeout = -704,
         Overloaded = -705,
-        Internal = -706
+        Internal = -706,
+        NotReady = -707
     }
 
     /// <summary>Whose fault an error is.</summary>
@@ -90,7 +91,7 @@ namespace Xlm
     internal enum XlmEventKind : uint
     {
         None, State, Lease, Status, SessionOpened, SessionResumed, SessionReset, SessionLost, Tokens, Done, Failed,
-        Notice
+        Notice, ImagesReleased
     }
 
     /// <summary>Why an answer ended.</summary>

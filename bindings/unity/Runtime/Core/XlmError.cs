@@ -76,6 +76,18 @@ namespace Xlm
         }
     }
 
+    public static class XlmResults
+    {
+        /// <summary>
+        /// There is no connection now: none yet, no more, or none because the game stood still for longer than its
+        /// lease lasts. Connecting goes on by itself, and a cap or a reservation was kept.
+        /// </summary>
+        public static bool IsDisconnected(this XlmResult result)
+        {
+            return result == XlmResult.NotReady || result == XlmResult.BrokerGone || result == XlmResult.LeaseExpired;
+        }
+    }
+
     /// <summary>A call or an answer that failed.</summary>
     public sealed class XlmException : Exception
     {

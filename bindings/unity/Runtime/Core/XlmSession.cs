@@ -112,7 +112,12 @@ namespace Xlm
         {
             if (options.Images == null || options.Images.Length == 0) return Start(text, options, null, out answer);
             using (XlmImage.Pinned images = new XlmImage.Pinned(options.Images))
-                return Start(text, options, images, out answer);
+            lock (client.Gate) // or what is lent could be given back before it is entered
+            {
+                XlmResult result = Start(text, options, images, out answer);
+                if (result == XlmResult.Success) client.Keep(answer, images.TakeLent());
+                return result;
+            }
         }
 
         private unsafe XlmResult Start(

@@ -87,7 +87,7 @@ namespace Xlm.Unity
         {
             if (Client == null) return;
             XlmResult result = Client.SetBudget(bytes, deadline ?? Deadline());
-            if (result != XlmResult.Success && result != XlmResult.BrokerGone) Warn(new XlmError(result).ToString());
+            if (result != XlmResult.Success && !result.IsDisconnected()) Warn(new XlmError(result).ToString());
         }
 
         /// <summary>For a UI slider: MiB; negative: no limit.</summary>
@@ -169,7 +169,7 @@ namespace Xlm.Unity
             }
             Client.StateChanged += TakeState;
             Client.LeaseChanged += onLease.Invoke;
-            Client.LeaseRefused += error => Warn(error.ToString());
+            Client.LeaseRefused += TakeRefusal;
             Client.Noticed += notice => onNotice.Invoke(notice.Text);
             if (budgetMiB >= 0) SetBudgetMiB(budgetMiB);
         }
@@ -200,6 +200,11 @@ namespace Xlm.Unity
         {
             if (state == XlmClientState.Failed) Debug.LogError("xlm: " + error, this);
             onState.Invoke(state);
+        }
+
+        private void TakeRefusal(XlmError error)
+        {
+            if (!error.Result.IsDisconnected()) Warn(error.ToString()); // else it is kept
         }
 
         private void Warn(string text)

@@ -33,8 +33,8 @@ static void last_error(xlm_error *error) {
 
 /* What a player is told: no internals. */
 static const char *excuse(xlm_result result) {
+    if (xlm_is_disconnected(result)) return "lost in thought: no broker";
     switch (result) {
-    case XLM_ERROR_BROKER_GONE: return "lost in thought: no broker";
     case XLM_ERROR_SESSION_UNKNOWN: return "does not know you any more";
     case XLM_ERROR_SESSION_BUSY: return "is speaking";
     case XLM_ERROR_CONTEXT_OVERFLOW: return "has heard enough for today";

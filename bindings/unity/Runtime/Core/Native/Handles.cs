@@ -1,4 +1,5 @@
 using System;
+using System.Collections.Generic;
 using System.Runtime.InteropServices;
 
 namespace Xlm.Native
@@ -8,6 +9,9 @@ namespace Xlm.Native
     /// </summary>
     internal sealed class ClientHandle : SafeHandle
     {
+        /// <summary>What was lent to answers, by their ids. Under the client's gate.</summary>
+        internal readonly Dictionary<ulong, LentImages> Lent = new Dictionary<ulong, LentImages>();
+
         internal ClientHandle(IntPtr client) : base(IntPtr.Zero, true)
         {
             SetHandle(client);
@@ -20,7 +24,10 @@ namespace Xlm.Native
 
         protected override bool ReleaseHandle()
         {
-            return NativeMethods.xlm_client_destroy(handle) == XlmResult.Success;
+            bool ended = NativeMethods.xlm_client_destroy(handle) == XlmResult.Success;
+            foreach (LentImages images in Lent.Values) images.Unpin(); // nobody reads them from here on
+            Lent.Clear();
+            return ended;
         }
     }
 

@@ -20,6 +20,9 @@ namespace Xlm.Native
         internal static extern XlmResult xlm_last_error(xlm_error* error);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl)]
+        internal static extern byte* xlm_last_error_line();
+
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl)]
         internal static extern XlmResult xlm_result_describe(XlmResult result, xlm_error* error);
 
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl)]

@@ -174,6 +174,9 @@ namespace Xlm.Native
         public uint height;
         public UIntPtr stride_bytes;
         public uint bottom_up;
+        public uint lent;
+        public IntPtr release;
+        public IntPtr release_user_data;
     }
 
     [StructLayout(LayoutKind.Sequential)]

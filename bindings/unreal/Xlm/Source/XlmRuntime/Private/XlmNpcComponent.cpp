@@ -30,11 +30,15 @@ namespace
 		return Native;
 	}
 
-	void Show(xlm::TalkOptions& Native, xlm_image_format Format, const void* Data, size_t SizeBytes, int32 Width, int32 Height)
+	/** The array becomes the image's: nothing is copied from here on. */
+	template <typename T>
+	void Show(xlm::TalkOptions& Native, xlm_image_format Format, TArray<T> Data, int32 Width, int32 Height)
 	{
 		const auto Image = std::make_shared<xlm::TalkImage>();
-		const unsigned char* Bytes = static_cast<const unsigned char*>(Data);
-		Image->bytes.assign(Bytes, Bytes + SizeBytes);
+		const auto Owned = std::make_shared<const TArray<T>>(MoveTemp(Data));
+		Image->owner = Owned;
+		Image->data = Owned->GetData();
+		Image->size_bytes = static_cast<size_t>(Owned->Num()) * sizeof(T);
 		Image->format = Format;
 		Image->width = static_cast<uint32>(FMath::Max(Width, 0));
 		Image->height = static_cast<uint32>(FMath::Max(Height, 0));
@@ -77,16 +81,20 @@ int32 UXlmNpcComponent::Say(const FString& Text)
 
 int32 UXlmNpcComponent::SayWithFrame(const FString& Text, const TArray<FColor>& Pixels, int32 Width, int32 Height)
 {
+	return SayWithOwnedFrame(Text, TArray<FColor>(Pixels), Width, Height);
+}
+
+int32 UXlmNpcComponent::SayWithOwnedFrame(const FString& Text, TArray<FColor>&& Pixels, int32 Width, int32 Height)
+{
 	xlm::TalkOptions Native = ToNative(Options);
-	const size_t SizeBytes = static_cast<size_t>(Pixels.Num()) * sizeof(FColor);
-	Show(Native, XLM_IMAGE_BGRX8, Pixels.GetData(), SizeBytes, Width, Height);
+	Show(Native, XLM_IMAGE_BGRX8, MoveTemp(Pixels), Width, Height);
 	return SayNative(Text, Native);
 }
 
 int32 UXlmNpcComponent::SayWithImageFile(const FString& Text, const TArray<uint8>& File)
 {
 	xlm::TalkOptions Native = ToNative(Options);
-	Show(Native, XLM_IMAGE_ENCODED, File.GetData(), static_cast<size_t>(File.Num()), 0, 0);
+	Show(Native, XLM_IMAGE_ENCODED, File, 0, 0);
 	return SayNative(Text, Native);
 }
 

@@ -124,7 +124,7 @@ void UXlmSubsystem::SetBudget(int64 Bytes)
 		Deadline = Milliseconds(DeadlineMs);
 	}
 	const xlm::Result Result = Client->set_budget(Bytes < 0 ? XLM_NO_CAP : static_cast<uint64>(Bytes), Deadline);
-	if (!Result && Result.code() != XLM_ERROR_BROKER_GONE) // that one keeps the wish
+	if (!Result && !Result.disconnected()) // that keeps the wish
 	{
 		OnRefused.Broadcast(XlmText::FromError(xlm::Error::last()));
 	}
@@ -184,7 +184,7 @@ void UXlmSubsystem::Take(const xlm::Event& Event)
 		{
 			OnLease.Broadcast(ToLease(*Event.lease()));
 		}
-		else
+		else if (!xlm_is_disconnected(Event.error()->result)) // else it is kept
 		{
 			OnRefused.Broadcast(Reason);
 		}

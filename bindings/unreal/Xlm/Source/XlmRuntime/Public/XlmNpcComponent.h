@@ -67,6 +67,12 @@ public:
 	UFUNCTION(BlueprintCallable, Category = "xlm")
 	int32 SayWithFrame(const FString& Text, const TArray<FColor>& Pixels, int32 Width, int32 Height);
 
+	/**
+	 * As SayWithFrame, for C++, without a copy: the pixels are moved in, and freed when the broker has them. Costs the
+	 * game thread as little as Say.
+	 */
+	int32 SayWithOwnedFrame(const FString& Text, TArray<FColor>&& Pixels, int32 Width, int32 Height);
+
 	/** Says something about a PNG, JPEG, WebP, BMP or GIF file, given its bytes. Otherwise as Say. */
 	UFUNCTION(BlueprintCallable, Category = "xlm")
 	int32 SayWithImageFile(const FString& Text, const TArray<uint8>& File);

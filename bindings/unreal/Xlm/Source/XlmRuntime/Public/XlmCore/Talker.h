@@ -24,15 +24,18 @@ struct TalkListener {
     std::function<void(const Error &)> error;
 };
 
-/// An image that owns its bytes. Never changed once made, so that waiting questions can share it.
+/// An image that keeps its bytes alive. Never changed once made, so that waiting questions can share it, and the
+/// library can read it without a copy of its own.
 struct TalkImage {
-    std::vector<unsigned char> bytes;
+    std::shared_ptr<const void> owner; // of the bytes, in whatever form they came
+    const void * data = nullptr;
+    std::size_t size_bytes = 0;
     xlm_image_format format = XLM_IMAGE_ENCODED;
     std::uint32_t width = 0, height = 0; // of raw pixels, in rows without padding
     bool bottom_up = false;
 
     Image view() const {
-        return Image::pixels(format, bytes.data(), bytes.size(), width, height, 0, bottom_up);
+        return Image::pixels(format, data, size_bytes, width, height, 0, bottom_up);
     }
 };
 
@@ -112,18 +115,27 @@ private:
         Expected<std::uint64_t> say(std::string_view text, const TalkOptions & options) {
             std::vector<xlm_str> stop;
             for (const std::string & one : options.stop)
-                stop.push_back(lend(one));
+                stop.push_back(xlm::lend(one));
             SayOptions lent = options.numbers;
-            lent.grammar = lend(options.grammar);
-            lent.json_schema = lend(options.json_schema);
+            lent.grammar = xlm::lend(options.grammar);
+            lent.json_schema = xlm::lend(options.json_schema);
             lent.stop = stop.data();
             lent.n_stop = static_cast<std::uint32_t>(stop.size());
             std::vector<Image> images;
             for (const auto & image : options.images)
-                images.push_back(image->view());
+                images.push_back(lend(image));
             lent.show(images.data(), images.size());
-            return session.say(text, lent);
+            auto said = session.say(text, lent);
+            if (!said) // then nothing was taken
+                for (const Image & image : images)
+                    give_back(image.release_user_data, image.data);
+            return said;
         }
+
+        using Kept = std::shared_ptr<const TalkImage>;
+
+        static Image lend(const Kept & image) { return image->view().lend(give_back, new Kept(image)); }
+        static void give_back(void * kept, const void *) { delete static_cast<Kept *>(kept); }
 
         bool open(const std::shared_ptr<State> & self, Client & client) {
             close(); // a session of a client that is gone
