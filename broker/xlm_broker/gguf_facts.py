@@ -5,6 +5,7 @@ package (``xlm_engine.gguf_describe``): a damaged or hostile file never meets th
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -94,7 +95,7 @@ class _Header:
 
     def number(self, key: str) -> int:
         value = self.metadata.get(f"{self.architecture}.{key}", 0)
-        return int(value) if isinstance(value, int | float) else 0
+        return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
 
     def shape(self) -> ModelShape:
         """The numbers the time model needs. ShapeError for a file without them."""

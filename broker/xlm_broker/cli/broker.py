@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated, Any, Final
 
 import typer
@@ -182,7 +184,18 @@ def exit_code(error: XlmError) -> int:
 
 
 def main() -> None:
+    """Entry point of ``xlm-broker``."""
+    _open_missing_streams()
     app(prog_name="xlm-broker")
+
+
+def _open_missing_streams() -> None:
+    """Whoever starts a service may close all it has: what is opened next would get those numbers, and stray lines."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is not None:
+            continue
+        opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number
+        setattr(sys, name, os.fdopen(opened, mode, closefd=opened > number))
 
 
 if __name__ == "__main__":

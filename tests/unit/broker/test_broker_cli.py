@@ -151,3 +151,15 @@ def test_too_few_files_for_any_client_are_told_at_once(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "40 files" in done.stderr
     assert "ulimit" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no shell that closes streams")
+def test_a_service_started_with_all_streams_closed_has_streams_that_go_nowhere() -> None:
+    """Otherwise the first files opened would be 0, 1 and 2, and stray lines of any library would go into them."""
+    words = (
+        "import os, sys; from xlm_broker.cli import broker; from xlm_broker import telemetry;"
+        "broker._open_missing_streams(); telemetry.configure(telemetry.LogConfig()); telemetry.logger().info('x');"
+        "null = os.stat(os.devnull); os._exit(all(os.path.samestat(os.fstat(n), null) for n in range(3)) and 7)"
+    )
+    command = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, words]
+    assert subprocess.run(command).returncode == 7

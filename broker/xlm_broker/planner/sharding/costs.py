@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from xlm.errors import ShapeError
 
 from .hardware import Machine
 from .kernels import Kernels, Where
@@ -18,6 +21,8 @@ CPU, STREAM, RESIDENT, STREAM_KV = 0, 1, 2, 3  # STREAM_KV: weights and KV cache
 N_MODES = 4
 # What a sub-layer keeps on the device, for all tiers: nothing, its KV cache, everything.
 NOTHING, KV, EVERYTHING = 0, 1, 2
+
+MAX_BYTES: Final = 1 << 62  # of a whole model; what the arrays below hold
 
 FloatArray = NDArray[np.float64]
 
@@ -88,7 +93,13 @@ class Costs:
 def build_costs(
     work: ModelWork, machine: Machine, kernels: Kernels, points: Sequence[TierPoint], capabilities: Capabilities
 ) -> Costs:
-    """Costs of a model on a machine. Asks the kernels once for each distinct sub-layer."""
+    """Costs of a model on a machine. Asks the kernels once for each distinct sub-layer.
+
+    ShapeError where the numbers make a model larger than any memory.
+    """
+    total = sum(unit.device_bytes + unit.kv_bytes for unit in work.units)
+    if total > MAX_BYTES:
+        raise ShapeError(f"weights and KV cache would take {total / 2**60:.0f} EiB", code="shape_invalid")
     distinct, which = _distinct(work.units)
     filled = [_tier(distinct, point, machine, kernels, capabilities) for point in points]
     compute, busy, upload, link_share = (np.stack([tier[a] for tier in filled])[:, :, which] for a in range(4))

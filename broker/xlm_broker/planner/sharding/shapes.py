@@ -17,6 +17,7 @@ SHAPE_PIECE_BYTES: Final = 64 << 20  # large matrices are streamed in parts of t
 FILE_TOLERANCE: Final = 0.15  # stated and computed file size may differ by so much
 KV_TYPES: Final = ("F16", "BF16", "F32", "Q8_0")
 MAX_COUNT: Final = 1 << 24
+MAX_LAYERS: Final = 4096  # each is two sub-layers in every table
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,8 @@ def _count(entry: Mapping[str, Any], key: str) -> int:
 
 
 def _check(shape: ModelShape) -> None:
+    if shape.n_layer > MAX_LAYERS:
+        raise ShapeError(f"{shape.n_layer} layers are more than {MAX_LAYERS}", code="shape_invalid")
     if shape.n_head % shape.n_head_kv:
         raise ShapeError(f"{shape.n_head} heads cannot share {shape.n_head_kv} KV heads evenly", code="shape_invalid")
     if shape.n_expert_used > shape.n_expert:

@@ -171,6 +171,31 @@ def test_errors_are_typed(folder: Path) -> None:
     assert isinstance(failure(no_machine), ShapeError)
 
 
+def test_numbers_beyond_any_memory_are_refused(folder: Path) -> None:
+    endless = shape_arguments(folder)
+    endless[endless.index("1024")] = str(1 << 61)
+    assert isinstance(failure(endless), ShapeError)
+    shapes = json.loads((folder / "models.json").read_text())
+    shapes["dense"]["n_layer"] = 1 << 23
+    shapes["dense"].pop("file_gib", None)
+    (folder / "models.json").write_text(json.dumps(shapes))
+    assert isinstance(failure(shape_arguments(folder)), ShapeError)
+
+
+def test_a_file_whose_numbers_are_no_numbers_is_refused(folder: Path) -> None:
+    writer = gguf.GGUFWriter(str(folder / "m.gguf"), "llama")
+    writer.add_float32("llama.block_count", float("inf"))
+    writer.add_float32("llama.embedding_length", float("nan"))
+    writer.add_tensor("token_embd.weight", np.zeros((8, 64), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    machine = f"{folder / 'machines.csv'}#desktop"
+    error = failure(["--model", str(folder / "m.gguf"), "--machine", machine, "--budget", "1GiB"])
+    assert isinstance(error, (ShapeError, ModelError)), error
+
+
 # -- this machine's profile ----------------------------------------------------------------
 
 KEY = ProfileKey(cpu="a cpu", n_cores=4, isa="AVX2", gpu="xlm virtual GPU", driver="exact", ggml="0.25.3")
