@@ -10,6 +10,9 @@ PYTHON ?= python3
 BIN    := .venv/bin
 export OMP_WAIT_POLICY ?= passive
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
+# Test files run side by side in two processes: most of a test is waiting for a start or an answer. More would need more
+# memory (each may have a broker, an engine and a model), and their engines would wait for each other's cores.
+WORKERS ?= 2
 CXX_FILES = $(shell git ls-files -co --exclude-standard 'native/**/*.cpp' 'native/**/*.hpp' 'native/**/*.h' 'tests/native/*.cpp' 'tests/native/*.hpp' 'tests/gpu/**/*.cpp' 'tests/gpu/**/*.hpp')
 
 .PHONY: demo test test-native test-python bench lint format setup setup-demo gpu-kit clean help
@@ -38,7 +41,7 @@ test-native: setup
 	done
 
 test-python: setup
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: setup
 	@$(BIN)/python -m tests.bench.run $(ARGS)

@@ -27,7 +27,7 @@ add_dependencies(backend_experts ggml-xlm-sim)
 foreach(subject forms traffic prefill placements no_memory other_form resize settle budgets reclaim storm pestered allocations lost abort models bad_calls)
   add_test(NAME backend_experts_${subject} COMMAND backend_experts ${subject})
   set_tests_properties(backend_experts_${subject} PROPERTIES
-    TIMEOUT 300
+    TIMEOUT 1200
     ENVIRONMENT "TSAN_OPTIONS=suppressions=${CMAKE_CURRENT_SOURCE_DIR}/tsan.supp;OMP_WAIT_POLICY=passive")
 endforeach()
 
@@ -41,3 +41,5 @@ foreach(subject budgets views storm pestered)
     TIMEOUT 1200
     ENVIRONMENT "TSAN_OPTIONS=suppressions=${CMAKE_CURRENT_SOURCE_DIR}/tsan.supp;OMP_WAIT_POLICY=passive")
 endforeach()
+
+set_tests_properties(backend_experts_forms PROPERTIES COST 20) # side by side (ctest -j), the longest one first

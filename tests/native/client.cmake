@@ -121,3 +121,6 @@ if(PkgConfig_FOUND AND NOT XLM_SANITIZE)
   set_tests_properties(abi_from_docs PROPERTIES TIMEOUT 1200 ENVIRONMENT "PYTHONPATH=${XLM_REPOSITORY}/sdk"
     PASS_REGULAR_EXPRESSION "Greetings, traveller.")
 endif()
+
+# Side by side (ctest -j), the longest ones first.
+set_tests_properties(client_stress client_broker PROPERTIES COST 30)
