@@ -76,7 +76,7 @@ struct WithClient {
     void until_nobody_answers() {
         xlm_event event = XLM_EVENT_INIT;
         do {
-            if (xlm_client_event_wait(client, UINT64_C(60'000'000'000)) != XLM_SUCCESS) throw RequirementFailed();
+            if (xlm_client_event_wait(client, long_ns) != XLM_SUCCESS) throw RequirementFailed();
         } while (xlm_client_next_event(client, &event) != 1 || event.kind != XLM_EVENT_STATE);
         CHECK_EQ(event.error->result, XLM_ERROR_NOT_READY);
     }

@@ -8,7 +8,7 @@ using Xlm;
 
 internal sealed class Scenario
 {
-    private static readonly TimeSpan Patience = TimeSpan.FromSeconds(120); // only bounds a failure
+    private static readonly TimeSpan Patience = TimeSpan.FromSeconds(600); // only bounds a failure
 
     public readonly string Endpoint;
 

@@ -180,8 +180,8 @@ internal static class Scenarios
             XlmError error = play.Failure(client, client.SetBudgetAsync(100, null, XlmRequire.Device));
             play.Tell("error " + error.Result + " " + error.MinimumBytes + " " + error.Retryable);
             play.Tell("reserve " + play.Await(client, client.ReserveAsync(1000)).ReservedBytes);
-            play.Tell("wait " + client.SetBudgetWait(XlmClient.NoCap, TimeSpan.FromSeconds(60)).GrantedBytes);
-            play.Tell("free " + client.ReserveWait(0, TimeSpan.FromSeconds(60)).GrantedBytes);
+            play.Tell("wait " + client.SetBudgetWait(XlmClient.NoCap, TimeSpan.FromSeconds(600)).GrantedBytes);
+            play.Tell("free " + client.ReserveWait(0, TimeSpan.FromSeconds(600)).GrantedBytes);
             play.Tell("invalid " + client.SetBudget(XlmClient.NoCap - 1) + " " + client.Reserve(XlmClient.NoCap - 1));
             XlmStatus status = play.Await(client, client.GetStatusAsync());
             play.Tell("status " + status.EngineState + " " + status.DeviceKind + " " + status.ModelName + " "
@@ -437,7 +437,7 @@ internal static class Scenarios
         play.Tell("started");
         play.Hear("stop");
         play.Tell("exited " + broker.HasExited);
-        play.Tell("stopped " + broker.Stop(TimeSpan.FromSeconds(60)) + " " + broker.ExitCode);
+        play.Tell("stopped " + broker.Stop(TimeSpan.FromSeconds(600)) + " " + broker.ExitCode);
         broker.Dispose();
     }
 
