@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 
 def broker_version() -> str:
     """Version of the installed distribution; "0+source" when run from a checkout that was never installed."""
+    from importlib.metadata import PackageNotFoundError, version  # the commands' entry must come before any such weight
+
     try:
         return version("xlm")
     except PackageNotFoundError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -212,3 +214,19 @@ def test_values_for_people() -> None:
     assert [shown("x_bytes", value) for value in (0, 1 << 10, 3 << 29)] == ["0B", "1KiB", "1.5GiB"]
     assert [shown("x", value) for value in (True, False, 1.234, "s")] == ["yes", "no", "1.23", "s"]
     assert [parse_budget(text) for text in ("all", " 96MiB ", "0")] == [None, "96MiB", "0"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of another kind")
+@pytest.mark.parametrize("name", ["xlm", "xlm_broker"])
+def test_ctrl_c_while_a_command_is_still_being_imported_says_nothing(name: str) -> None:
+    """The imports take a second. Here one of them is where the key is pressed."""
+    words = (
+        "import os, signal, sys, builtins; from xlm_broker.cli import entry; real = builtins.__import__\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may have it ignored\n"
+        "def importing(what, *more):\n"
+        "    if what == 'typer': os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return real(what, *more)\n"
+        f"builtins.__import__ = importing; sys.argv = ['x', '--help']; entry.{name}()"
+    )
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
