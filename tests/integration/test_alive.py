@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 import xlm
@@ -14,6 +16,7 @@ from tests.support.processes import ended
 from tests.support.running_broker import RunningBroker, running_broker, wait_until
 
 SYSTEM = "You are Greta, a blacksmith."
+MOST_NICE = 19
 FIRST, SECOND = "What do you forge today?", "And what will it cost me?"
 
 
@@ -52,11 +55,19 @@ def test_threads_that_compute_step_back(broker: RunningBroker) -> None:
     for child in (engine, planning):
         assert os.getsid(child) == os.getsid(pid)
         assert os.getpgid(child) == child
-    threads = [int(name) for name in os.listdir(f"/proc/{engine}/task")]
-    nices = {thread: os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
-    assert nices.pop(engine) > own, "llama.cpp computes on the main thread"
+    nices = nice_of_threads(engine)
+    least = min(own + 1, MOST_NICE)  # a suite that steps back itself leaves them no further to go
+    assert nices.pop(engine) >= least, "llama.cpp computes on the main thread"
     assert own in nices.values(), "the link's threads do not step back"
-    assert os.getpriority(os.PRIO_PROCESS, planning) > os.getpriority(os.PRIO_PROCESS, engine)
+    assert os.getpriority(os.PRIO_PROCESS, planning) >= min(os.getpriority(os.PRIO_PROCESS, engine) + 1, MOST_NICE)
+
+
+def nice_of_threads(pid: int) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for name in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            found[int(name)] = os.getpriority(os.PRIO_PROCESS, int(name))
+    return found
 
 
 GAME = """
