@@ -17,8 +17,8 @@ from xlm.errors import GenerationError
 from xlm_engine import template_render
 from xlm_engine.template_render import Template, TemplateProblem
 
-TIMEOUT_S: Final = 10.0
-CPU_S: Final = 5
+CPU_S: Final = 5  # what ends a template that never does
+TIMEOUT_S: Final = 120.0  # a child beside a game that takes all cores needs seconds for as much as its imports
 MEMORY_BYTES: Final = 1 << 30
 
 
