@@ -22,6 +22,8 @@ from xlm_broker.telemetry import logger
 
 COMMAND: Final = (sys.executable, "-m", "xlm_broker.child_guard", "xlm_broker.planning_process")
 MAX_DEATHS: Final = 3  # in a row, without an answer between them
+REST_S: Final = 60.0  # after so many, before it is started again
+SILENCE_S: Final = 60.0  # a process that is asked and says nothing for so long is ended
 _END_S: Final = 1.0
 
 
@@ -36,6 +38,8 @@ class PlanningLink:
         say: Callable[[wire.Standing], None],
         *,
         command: tuple[str, ...] = COMMAND,
+        rest_s: float = REST_S,
+        silence_s: float = SILENCE_S,
     ) -> None:
         work = Workload()
         self._setup = wire.Setup(
@@ -49,12 +53,17 @@ class PlanningLink:
         self._told: tuple[ModelFacts, DeviceFacts] | None = None
         self._waiting: actions.FindPlan | None = None  # the last request, until its final answer
         self._deaths = 0
+        self._rest_s, self._silence_s = rest_s, silence_s
+        self._rests_until_s = 0.0  # by the loop's clock; counts once it died too often
+        self._silence: asyncio.TimerHandle | None = None
         self._closed = False
 
     def start(self) -> None:
         """Starts the process, so that it is there when the first plan is wanted. Does nothing if it runs."""
-        if self._task is None and not self._closed and self._deaths < MAX_DEATHS:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+        loop = asyncio.get_running_loop()
+        rested = self._deaths < MAX_DEATHS or loop.time() >= self._rests_until_s
+        if self._task is None and not self._closed and rested:
+            self._task = loop.create_task(self._run())
 
     def ask(self, request: actions.FindPlan) -> None:
         """Takes the place of a request before it."""
@@ -68,6 +77,7 @@ class PlanningLink:
     async def close(self) -> None:
         """Ends the process and waits for it."""
         self._closed = True
+        self._listen(False)
         task, process = self._task, self._process
         if task is None:
             return
@@ -112,6 +122,7 @@ class PlanningLink:
 
     async def _bury(self) -> None:
         process, self._process = self._process, None
+        self._listen(False)
         if process is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -125,6 +136,7 @@ class PlanningLink:
         self._deaths += 1
         logger().warning("planning_process_ended", deaths=self._deaths, detail=detail.lstrip(": "))
         if self._deaths >= MAX_DEATHS:
+            self._rests_until_s = asyncio.get_running_loop().time() + self._rest_s
             self._fail(f"the planning process ended{detail}")
         elif self._waiting is not None:
             self.start()
@@ -137,6 +149,18 @@ class PlanningLink:
 
     # -- messages ----------------------------------------------------------------------
 
+    def _listen(self, waits: bool) -> None:
+        """An answer is due from now on, or none is: who neither answers nor dies must not be waited for."""
+        if self._silence is not None:
+            self._silence.cancel()
+        self._silence = asyncio.get_running_loop().call_later(self._silence_s, self._end_silent) if waits else None
+
+    def _end_silent(self) -> None:
+        logger().warning("planning_process_silent", after_s=self._silence_s)
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
     def _pass_on(self, request: actions.FindPlan) -> None:
         if self._told is None or self._told[0] is not request.model or self._told[1] != request.device:
             self._told = (request.model, request.device)
@@ -146,6 +170,8 @@ class PlanningLink:
             routing=list(request.routing),
         )  # fmt: skip
         self._write(asked)
+        if self._silence is None:  # else a storm of requests would keep a frozen process alive
+            self._listen(True)
 
     def _write(self, message: wire.Message) -> None:
         process = self._process
@@ -159,6 +185,7 @@ class PlanningLink:
         self._deaths = 0
         if message.final and self._waiting is not None and self._waiting.request_id == message.request_id:
             self._waiting = None
+        self._listen(self._waiting is not None)
         self._report(events.Planned(message.request_id, message.schedule, message.final, message.problem))
 
 

@@ -28,6 +28,7 @@ from .ports import Planner
 
 _ROUTED_TOKENS: Final = 256  # so many say enough of a model's routing for a plan ...
 _ROUTED_GROWTH: Final = 4  # ... and so many times more, for another one
+_MOST_RETRIES: Final = 6  # the wait doubles so often
 
 
 class Schedules:
@@ -50,6 +51,8 @@ class Schedules:
         self._held = False  # what was asked has not been passed on yet
         self._routed_tokens = 0  # how many had shown their experts when a plan was last asked for because of it
         self._patient_until_ns: int | None = None  # None: an answer is welcome, but nothing waits for it
+        self._retry_ns: int | None = None  # when a search that failed is asked for again
+        self._failures = 0  # in a row
 
     # -- triggers -------------------------------------------------------------------
 
@@ -78,6 +81,7 @@ class Schedules:
 
     def pass_time(self) -> None:
         self._lose_patience()
+        self._retry()
         if self._due_ns is None or self._due_ns > self._core.now_ns:
             return
         self._due_ns = None
@@ -110,7 +114,8 @@ class Schedules:
         return self._window_low_bytes
 
     def next_deadline_ns(self) -> int | None:
-        return min((at for at in (self._due_ns, self._patient_until_ns) if at is not None), default=None)
+        ends = (self._due_ns, self._patient_until_ns, self._retry_ns)
+        return min((at for at in ends if at is not None), default=None)
 
     # -- planning -------------------------------------------------------------------
 
@@ -165,7 +170,7 @@ class Schedules:
         seen, settings = self._seen(), self._core.settings
         if seen is None or not settings.find_plans:
             return
-        self._goal_bytes = budget_bytes
+        self._goal_bytes, self._retry_ns = budget_bytes, None
         routing = tuple(stats for stats in self._engine.experts if stats.covered)
         self._asked, self._held = FindPlan(self._core.count(), *seen, budget_bytes, current, routing), True
         self._patient_until_ns = self._core.now_ns + settings.timing.plan_patience_ns
@@ -198,8 +203,23 @@ class Schedules:
             self._core.log("error", "planner_failed", error=event.problem or "its schedule does not fit")
             self._asked = self._patient_until_ns = None
             self._without(asked.budget_bytes)
+            self._retry_later()
         else:
+            self._failures = 0
             self._take(event.schedule)
+
+    def _retry_later(self) -> None:
+        """What kept the planner from answering may pass: too little memory, a process that was killed."""
+        wait_ns = self._core.settings.timing.plan_retry_ns << min(self._failures, _MOST_RETRIES)
+        self._failures += 1
+        self._retry_ns = self._core.now_ns + wait_ns
+
+    def _retry(self) -> None:
+        if self._retry_ns is None or self._core.now_ns < self._retry_ns:
+            return
+        self._retry_ns = None
+        if self._engine.ready and self.sent is not None and self._asked is None and self._due_ns is None:
+            self._ask(self.sent.budget_bytes, self.sent)
 
     def _fits(self, found: link.Schedule, asked: FindPlan) -> bool:
         count = 1 + max((sub.index for sub in asked.model.sublayers), default=-1)
@@ -252,7 +272,7 @@ class Schedules:
 
     def engine_dead(self) -> None:
         self.sent = self.in_force = self._due_ns = self._window_since_ns = None
-        self._goal_bytes = self._asked = self._patient_until_ns = None
+        self._goal_bytes = self._asked = self._patient_until_ns = self._retry_ns = None
         self._routed_tokens = 0
 
     def validate(self) -> None:

@@ -56,6 +56,7 @@ class Timing:
     grow_stable_ns: int = 200 * MS  # otherwise when the budget was still for so long
     grow_window_ns: int = 2 * S  # or after so long, for the lowest budget of that window
     plan_patience_ns: int = 1 * S  # a better schedule that has not been found by then is not waited for
+    plan_retry_ns: int = 60 * S  # a search that failed is asked for again after this, doubling up to 64 times
     release_notice_ns: int = 2 * S  # who waits for a release is told by then that the engine does not answer
     release_patience_ns: int = 10 * S  # an engine that has not released by then is killed
     spawn_patience_ns: int = 60 * S  # spawn -> Started

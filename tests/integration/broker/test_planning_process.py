@@ -25,13 +25,14 @@ DEADLINE_S = 600.0
 class Rig:
     """A link and what it reported."""
 
-    def __init__(self, folder: Path, command: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, command: tuple[str, ...], **times_s: float) -> None:
         self.reports: list[events.Planned] = []
         self.standings: list[wire.Standing] = []
         self._news = asyncio.Event()
         self.link = PlanningLink(
-            DeviceConfig(kind="sim"), folder / "profile.sqlite", self._report, self.standings.append, command=command
-        )
+            DeviceConfig(kind="sim"), folder / "profile.sqlite", self._report, self.standings.append, command=command,
+            **times_s,
+        )  # fmt: skip
 
     def _report(self, event: events.Planned) -> None:
         self.reports.append(event)
@@ -50,9 +51,11 @@ class Rig:
                 await self._news.wait()
 
 
-def run(folder: Path, play: Callable[[Rig], Awaitable[None]], command: tuple[str, ...] = COMMAND) -> Rig:
+def run(
+    folder: Path, play: Callable[[Rig], Awaitable[None]], command: tuple[str, ...] = COMMAND, **times_s: float
+) -> Rig:
     async def session() -> Rig:
-        rig = Rig(folder, command)
+        rig = Rig(folder, command, **times_s)
         try:
             await play(rig)
         finally:
@@ -130,6 +133,32 @@ def test_one_that_never_works_is_given_up(tmp_path: Path, command: tuple[str, ..
     rig = run(tmp_path, play, command)
     assert len(rig.reports) == 2
     assert MAX_DEATHS >= 2
+
+
+def test_one_that_works_again_after_a_rest_is_used_again(tmp_path: Path) -> None:
+    """Whatever kept it from running (no memory, somebody who killed it) may be over."""
+    cure = tmp_path / "cure"
+    words = f"import os, runpy; os.path.exists({str(cure)!r}) or os._exit(1); "
+    command = program(words + "runpy.run_module('xlm_broker.planning_process', run_name='__main__')")
+
+    async def play(rig: Rig) -> None:
+        rig.ask(1)
+        assert (await rig.final(1)).schedule is None
+        cure.touch()
+        rig.ask(2)
+        assert (await rig.final(2)).schedule is not None
+
+    run(tmp_path, play, command, rest_s=0.0)
+
+
+def test_one_that_is_frozen_is_ended(tmp_path: Path) -> None:
+    async def play(rig: Rig) -> None:
+        rig.ask(1)
+        found = await rig.final(1)
+        assert found.schedule is None
+        assert "planning process" in found.problem
+
+    run(tmp_path, play, program("import time; time.sleep(1e6)"), silence_s=0.01)
 
 
 def test_a_model_that_makes_no_sense_is_a_problem_not_a_death(tmp_path: Path) -> None:

@@ -201,3 +201,24 @@ def test_a_lost_device_is_seen_by_the_search() -> None:
     world = World(find_plans=True).boot()
     world.engine_says(world.engine.stats(device_lost=True))
     assert asked(world).device.degraded
+
+
+def test_a_search_that_failed_is_asked_for_again_ever_more_rarely() -> None:
+    world = World(find_plans=True, budget=BudgetSettings(fixed_bytes=LOW)).boot()
+    waits = []
+    for _ in range(4):
+        world.handle(events.Planned(asked(world).request_id, problem="the planning process does not run"))
+        searches, began_ns = len(plans_asked(world)), world.now_ns
+        while len(plans_asked(world)) == searches:
+            world.advance(10 * SECOND)
+        waits.append((world.now_ns - began_ns) // (10 * SECOND))
+    assert waits == [6, 12, 24, 48]
+    found = answer(world)
+    assert world.engine.schedule is not None
+    assert world.engine.schedule.tiers == found.tiers
+    world.advance(10_000 * SECOND)
+    assert len(plans_asked(world)) == searches + 1, "found: nothing is asked for again"
+
+
+def plans_asked(world: World) -> list[actions.FindPlan]:
+    return [action for action in world.done if isinstance(action, actions.FindPlan)]
