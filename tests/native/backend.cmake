@@ -31,6 +31,17 @@ foreach(subject forms traffic prefill placements no_memory other_form resize set
     ENVIRONMENT "TSAN_OPTIONS=suppressions=${CMAKE_CURRENT_SOURCE_DIR}/tsan.supp;OMP_WAIT_POLICY=passive")
 endforeach()
 
+add_executable(backend_kv backend_kv.cpp)
+target_link_libraries(backend_kv PRIVATE xlm_backend_objects)
+target_compile_definitions(backend_kv PRIVATE XLM_SIM_LIBRARY="$<TARGET_FILE:ggml-xlm-sim>")
+add_dependencies(backend_kv ggml-xlm-sim)
+foreach(subject streamed rings switched restored aborted contexts reclaims pestered lost)
+  add_test(NAME backend_kv_${subject} COMMAND backend_kv ${subject})
+  set_tests_properties(backend_kv_${subject} PROPERTIES
+    TIMEOUT 300
+    ENVIRONMENT "TSAN_OPTIONS=suppressions=${CMAKE_CURRENT_SOURCE_DIR}/tsan.supp;OMP_WAIT_POLICY=passive")
+endforeach()
+
 add_executable(backend_vision backend_vision.cpp)
 target_link_libraries(backend_vision PRIVATE xlm_backend_objects)
 target_compile_definitions(backend_vision PRIVATE XLM_SIM_LIBRARY="$<TARGET_FILE:ggml-xlm-sim>")

@@ -255,7 +255,7 @@ bool schedule_refused(const xlm_schedule & source, uint32_t n) {
 }
 
 void test_schedule_is_checked() {
-    const uint8_t placement[3] = {0, 1, 2}, wrong[3] = {0, 1, 3};
+    const uint8_t placement[3] = {0, 1, 2}, wrong[3] = {0, 1, 4};
     xlm_tier_schedule tiers[2] = {{sizeof(xlm_tier_schedule), 1, placement, 0},
                                   {sizeof(xlm_tier_schedule), 64, placement, 0}};
     const uint32_t order[3] = {2, 0, 1}, twice[3] = {2, 2, 1};

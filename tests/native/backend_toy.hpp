@@ -124,6 +124,15 @@ inline void set_placements(const std::vector<uint8_t> & placement, uint64_t ring
     CHECK_EQ(xlm_device_set_schedule(&schedule), XLM_OK);
 }
 
+inline void check_books() {
+    const xlm_memory now = memory();
+    CHECK_EQ(now.used_bytes, Sim::get().counters().used_bytes);
+    CHECK_EQ(now.used_bytes, now.resident_bytes + now.kv_bytes + now.ring_bytes + now.scratch_bytes);
+    CHECK(now.used_bytes <= now.budget_bytes);
+    CHECK_EQ(now.over_budget_events, uint64_t{0});
+    CHECK_EQ(Sim::get().counters().n_frees_in_use, uint64_t{0});
+}
+
 inline xlm_release set_budget(uint64_t bytes) {
     xlm_release release{};
     release.struct_size = sizeof release;
@@ -347,6 +356,8 @@ private:
         ggml_tensor * q = ggml_mul_mat(context, layer.q, x);
         ggml_tensor * k = ggml_mul_mat(context, layer.k, x);
         ggml_tensor * v = ggml_mul_mat(context, layer.v, x);
+        ggml_build_forward_expand(g.graph, q); // as llama.cpp does: what touches the cache stands side by side
+        ggml_build_forward_expand(g.graph, v);
         ggml_build_forward_expand(g.graph, ggml_set_rows(context, k_[il], k, g.cells));
         ggml_build_forward_expand(g.graph, ggml_set_rows(context, v_[il], v, g.cells));
         q = ggml_permute(context, ggml_reshape_3d(context, q, kHeadDim, kHeads, n), 0, 2, 1, 3);
@@ -421,5 +432,22 @@ inline std::vector<int32_t> some_tokens(std::mt19937 & random, int n) {
 inline bool same_bits(const std::vector<float> & a, const std::vector<float> & b) {
     return !a.empty() && a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
+
+// The same model on the CPU and on XLM0.
+struct Pair {
+    Pair(uint32_t seed, int n_layers, bool tied)
+        : plain_model(false, n_layers, seed, tied), model(true, n_layers, seed, tied), plain(plain_model),
+          device(model) {}
+
+    // One step on both; true when all bits agree.
+    bool step(std::mt19937 & random, int n) {
+        const std::vector<int32_t> tokens = some_tokens(random, n);
+        return same_bits(plain.step(tokens), device.step(tokens));
+    }
+    bool same_caches() const { return plain.cache_bytes() == device.cache_bytes(); }
+
+    Model plain_model, model;
+    Context plain, device;
+};
 
 } // namespace toy

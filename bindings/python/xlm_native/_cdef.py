@@ -15,7 +15,7 @@ XLM_ERR_DEVICE_LOST = 6,
 XLM_ERR_STATE = 7,
 XLM_ERR_TIMEOUT = 8
 };
-enum xlm_placement { XLM_PLACE_CPU = 0, XLM_PLACE_STREAM = 1, XLM_PLACE_RESIDENT = 2 };
+enum xlm_placement { XLM_PLACE_CPU = 0, XLM_PLACE_STREAM = 1, XLM_PLACE_RESIDENT = 2, XLM_PLACE_STREAM_KV = 3 };
 enum xlm_sublayer_kind {
 XLM_KIND_SMALL = 0,
 XLM_KIND_ATTENTION = 1,
@@ -142,6 +142,7 @@ uint64_t n_vision_attention_cpu;
 uint64_t n_attention_tiles;
 uint64_t bytes_masks_up;
 uint64_t n_patch_tiles;
+uint64_t bytes_kv_streamed;
 } xlm_stats;
 enum xlm_expert_mode {
 XLM_EXPERTS_UNKNOWN = 0,

@@ -13,7 +13,7 @@ from xlm.protocol.link import DeviceFacts, ModelFacts, Schedule
 from xlm_broker.bench.grid import DECODE_TOKENS, Work, depths_to_time, ttft_ns
 from xlm_broker.bench.limit import step_limit_ns
 from xlm_broker.bench.statics import Times
-from xlm_broker.planner.sharding.costs import CPU, RESIDENT, STREAM, Costs
+from xlm_broker.planner.sharding.costs import CPU, RESIDENT, STREAM, STREAM_KV, Costs
 from xlm_broker.planner.sharding.modelled import CardRates
 from xlm_broker.planner.sharding.plan import Planning, make_plan
 from xlm_broker.planner.sharding.planner import ShardingPlanner, to_schedule
@@ -80,7 +80,8 @@ def _restricted(costs: Costs, kind: str) -> Costs:
     if kind == "gpu-only":
         compute[:, CPU] = busy[:, CPU] = _NEVER
     elif kind == "static":
-        compute[:, STREAM:RESIDENT] = busy[:, STREAM:RESIDENT] = _NEVER
+        for mode in (STREAM, STREAM_KV):
+            compute[:, mode] = busy[:, mode] = _NEVER
     else:
         compute[:, RESIDENT] = busy[:, RESIDENT] = _NEVER
     return replace(costs, compute=compute, busy=busy, upload=upload)
@@ -101,4 +102,4 @@ def placements(schedule: Schedule, tokens: int) -> dict[str, int]:
     """How many sub-layers are where in steps of so many tokens."""
     tier = next((t for t in schedule.tiers if tokens <= t.max_tokens), schedule.tiers[-1])
     places = np.frombuffer(tier.placement, dtype=np.uint8)
-    return {name: int((places == value).sum()) for value, name in enumerate(("cpu", "stream", "resident"))}
+    return {name: int((places == value).sum()) for value, name in enumerate(("cpu", "stream", "resident", "stream_kv"))}

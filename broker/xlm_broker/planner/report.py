@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from xlm.protocol.link import CPU, KINDS, RESIDENT, STREAM, Kind, ModelFacts, Schedule, SubLayer, Tier
+from xlm.protocol.link import CPU, KINDS, RESIDENT, STREAM, STREAM_KV, Kind, ModelFacts, Schedule, SubLayer, Tier
 
-_LETTER = {CPU: "cpu", STREAM: "stream", RESIDENT: "resident"}
+_LETTER = {CPU: "c", STREAM: "s", RESIDENT: "r", STREAM_KV: "k"}
 
 
 def size(count_bytes: int) -> str:
@@ -39,7 +39,8 @@ def summarise(schedule: Schedule, model: ModelFacts) -> str:
 def explain(schedule: Schedule, model: ModelFacts) -> str:
     """The one-line summary and a table, tier by kind: how many sub-layers run where.
 
-    A cell ``r12 s3 c15`` is 12 resident, 3 streamed, 15 on the CPU; ``-`` is none of that kind.
+    A cell ``r12 s3 c15`` is 12 resident, 3 streamed, 15 on the CPU; ``k2`` would be 2 streamed with
+    their KV caches; ``-`` is none of that kind.
     """
     kinds = _present(model)
     head = ["tokens", *kinds, "scratch"]
@@ -79,4 +80,4 @@ def _cell(tier: Tier, model: ModelFacts, kind: Kind) -> str:
 
 def _counts(places: Iterable[int]) -> str:
     listed = list(places)
-    return " ".join(f"{_LETTER[p][0]}{listed.count(p)}" for p in (RESIDENT, STREAM, CPU) if p in listed)
+    return " ".join(f"{_LETTER[p]}{listed.count(p)}" for p in (RESIDENT, STREAM, STREAM_KV, CPU) if p in listed)

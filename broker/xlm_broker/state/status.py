@@ -240,12 +240,15 @@ def _explained(sent: link.Schedule | None, model: link.ModelFacts | None) -> dic
 
 def _tier(tier: link.Tier) -> dict[str, int]:
     counts = {"n_cpu": link.CPU, "n_stream": link.STREAM, "n_resident": link.RESIDENT}
-    return {"max_tokens": tier.max_tokens, **{name: tier.placement.count(place) for name, place in counts.items()}}
+    found = {name: tier.placement.count(place) for name, place in counts.items()}
+    found["n_stream"] += tier.placement.count(link.STREAM_KV)
+    return {"max_tokens": tier.max_tokens, **found}
 
 
 def _kv_bytes(sent: link.Schedule, model: link.ModelFacts) -> int:
     """The part of ``resident_bytes`` set aside for conversations: it is taken up as they are held, not before."""
-    resident = {index for tier in sent.tiers for index, place in enumerate(tier.placement) if place == link.RESIDENT}
+    kept = (link.RESIDENT, link.STREAM)
+    resident = {index for tier in sent.tiers for index, place in enumerate(tier.placement) if place in kept}
     return sum(sub.kv_bytes for sub in model.sublayers if sub.index in resident)
 
 

@@ -45,7 +45,10 @@ enum {
     XLM_ERR_TIMEOUT           = 8   /* reclaim not finished in time; it still goes on */
 };
 
-enum xlm_placement { XLM_PLACE_CPU = 0, XLM_PLACE_STREAM = 1, XLM_PLACE_RESIDENT = 2 };
+/* STREAM_KV: of a sub-layer with a KV cache, the cache is streamed with the weights: what a step reads of it goes through
+ * the ring, new rows go home at once, and nothing of it stays. It takes ring_bytes of at least kv_device_bytes. Weights
+ * that another tier keeps resident are used where they are. Without a cache the same as STREAM. */
+enum xlm_placement { XLM_PLACE_CPU = 0, XLM_PLACE_STREAM = 1, XLM_PLACE_RESIDENT = 2, XLM_PLACE_STREAM_KV = 3 };
 
 enum xlm_sublayer_kind {
     XLM_KIND_SMALL          = 0,  /* norms, biases, scales, router: one group a model, resident whenever the device is used */
@@ -189,6 +192,7 @@ typedef struct xlm_stats {
     uint64_t n_attention_tiles;           /* pieces of attention whose mask came tile by tile */
     uint64_t bytes_masks_up;              /* masks sent for them */
     uint64_t n_patch_tiles;               /* parts of vision sub-layers that were computed for some patches at a time */
+    uint64_t bytes_kv_streamed;           /* part of bytes_kv_up: caches that went through the ring */
 } xlm_stats;
 
 /* How an experts sub-layer was planned last. */

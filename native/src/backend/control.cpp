@@ -378,6 +378,7 @@ xlm_status xlm_device_stats(xlm_stats * stats) {
         result.n_attention_tiles = from.n_attention_tiles.get();
         result.bytes_masks_up = from.bytes_masks_up.get();
         result.n_patch_tiles = from.n_patch_tiles.get();
+        result.bytes_kv_streamed = from.bytes_kv_streamed.get();
         write_struct(stats, result);
         return XLM_OK;
     });

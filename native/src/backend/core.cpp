@@ -6,7 +6,7 @@ namespace xlm {
 
 static bool any_experts_stream(const std::vector<SubLayer *> & sublayers) {
     return std::any_of(sublayers.begin(), sublayers.end(),
-                       [](const SubLayer * s) { return s->experts && s->wanted(XLM_PLACE_STREAM); });
+                       [](const SubLayer * s) { return s->experts && s->streamed(); });
 }
 
 Core & core() {
@@ -63,7 +63,7 @@ void Core::apply(Schedule & taken) {
         for (const auto & tier : taken.placement)
             sublayer->placement.push_back(tier[sublayer->index]);
         if (sublayer->vision) continue;
-        any_stream |= sublayer->wanted(XLM_PLACE_STREAM);
+        any_stream |= sublayer->streamed();
         any_device |= any_stream || sublayer->wanted(XLM_PLACE_RESIDENT);
     }
     inner.synchronize_all();
@@ -72,6 +72,8 @@ void Core::apply(Schedule & taken) {
         const bool keep = sublayer->kind == XLM_KIND_SMALL ? any_device : sublayer->wanted(XLM_PLACE_RESIDENT);
         if (!keep) cache.drop_copy(*sublayer);
     }
+    for (State * state : registry.states())
+        if (state->sublayer && !state->sublayer->keeps_states()) cache.drop_state(*state);
     apply_experts(taken, sublayers);
     if (cache.ring.present() && !cache.vision_phase && (!any_stream || cache.ring.capacity_bytes() != taken.ring_bytes))
         cache.ring.drop();
@@ -83,11 +85,11 @@ void Core::apply(Schedule & taken) {
 void Core::apply_experts(Schedule & taken, const std::vector<SubLayer *> & sublayers) {
     bool others_stream = false;
     for (SubLayer * sublayer : sublayers) {
-        others_stream |= sublayer->kind != XLM_KIND_EXPERTS && sublayer->wanted(XLM_PLACE_STREAM);
+        others_stream |= sublayer->kind != XLM_KIND_EXPERTS && sublayer->streamed();
         if (!sublayer->experts) continue;
         ExpertState & state = *sublayer->experts;
         state.policy = taken.experts.empty() ? xlm_expert_policy{} : taken.experts[sublayer->index];
-        const bool device = sublayer->wanted(XLM_PLACE_STREAM) || sublayer->wanted(XLM_PLACE_RESIDENT);
+        const bool device = sublayer->streamed() || sublayer->wanted(XLM_PLACE_RESIDENT);
         if (!device || state.map.n_slots() > state.policy.n_slots) cache.drop_slots(*sublayer);
         const std::lock_guard<std::mutex> lock(state.mutex);
         state.report.n_slots_wanted = state.policy.n_slots;
@@ -132,7 +134,7 @@ bool Core::settle(uint64_t max_bytes) {
     std::vector<SubLayer *> wanted;
     for (SubLayer * sublayer : registry.sublayers()) {
         if (sublayer->vision) continue;
-        const bool device = sublayer->wanted(XLM_PLACE_RESIDENT) || sublayer->wanted(XLM_PLACE_STREAM);
+        const bool device = sublayer->wanted(XLM_PLACE_RESIDENT) || sublayer->streamed();
         if (device && sublayer->small_group && !sublayer->small_group->uploaded)
             wanted.push_back(sublayer->small_group);
         if (sublayer->wanted(XLM_PLACE_RESIDENT) && !sublayer->uploaded && sublayer->seen_multiplied)
@@ -166,7 +168,7 @@ bool Core::settle(uint64_t max_bytes) {
 // True while something is left that `max_bytes` does not allow.
 bool Core::fill_slots(SubLayer & sublayer, uint64_t max_bytes, uint64_t & uploaded_bytes) {
     if (!sublayer.experts || sublayer.copy || sublayer.experts->policy.n_slots == 0) return false;
-    if (!sublayer.wanted(XLM_PLACE_STREAM) && !sublayer.wanted(XLM_PLACE_RESIDENT)) return false;
+    if (!sublayer.streamed() && !sublayer.wanted(XLM_PLACE_RESIDENT)) return false;
     ExpertState & state = *sublayer.experts;
     if (!state.scores.seen() || !cache.place_slots(sublayer, schedule.reserve_bytes)) return false;
     const uint64_t each = expert_bytes(sublayer);

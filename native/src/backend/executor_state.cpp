@@ -2,6 +2,8 @@
 // device and home.
 #include "executor.hpp"
 
+#include <algorithm>
+
 namespace xlm {
 
 namespace {
@@ -22,6 +24,12 @@ void written_ranges(const ggml_tensor * node, const ggml_tensor * ids, RangeSet 
         const size_t begin = base + static_cast<size_t>(row_index(ids, i)) * node->nb[1];
         ranges.add({begin, begin + row_bytes});
     }
+}
+
+bool in_ring(const Segment & segment, const State & state) {
+    return std::any_of(segment.pieces.begin(), segment.pieces.end(), [&](const Streamed & piece) {
+        return std::find(piece.states.begin(), piece.states.end(), &state) != piece.states.end();
+    });
 }
 
 } // namespace
@@ -69,15 +77,19 @@ bool Executor::download_rows(State & state, const RangeSet & rows, Stream stream
 }
 
 // KV rows go home while the next sub-layers compute. State that a replay would read
-// must stay as it was until the graph is through.
+// must stay as it was until the graph is through; caches in the ring are not such (plan_kv.cpp), and cannot wait.
 bool Executor::write_back(const GraphInfo & info, const Segment & segment) {
-    const bool at_once = info.replayable && ahead_.newest();
-    if (at_once && !segment.state_writes.empty() && !core_.inner.wait(Stream::download, ahead_.newest())) return false;
+    bool waits = false;
     for (int w : segment.state_writes) {
         State & state = *info.roots[static_cast<size_t>(info.state_writes[static_cast<size_t>(w)].root)].state;
         const RangeSet & rows = state_ranges_[static_cast<size_t>(w)];
-        if (!at_once) state.unflushed.add(rows);
-        if (at_once && !download_rows(state, rows, Stream::download)) return false;
+        if (!in_ring(segment, state) && !(info.replayable && ahead_.newest())) {
+            state.unflushed.add(rows);
+            continue;
+        }
+        if (!waits && ahead_.newest() && !core_.inner.wait(Stream::download, ahead_.newest())) return false;
+        waits = true;
+        if (!download_rows(state, rows, Stream::download)) return false;
     }
     return true;
 }

@@ -40,6 +40,12 @@ void Planner::cut() {
             segment->on_device = true;
             segment->experts = group;
         }
+        if (const KvStream * kv = kv_at(i)) {
+            if (seen_work_) segment = &open(i);
+            segment->on_device = true;
+            segment->pieces.push_back({nullptr, 0, 0, kv->bytes, kv->states});
+            piece_bytes_ += kv->bytes;
+        }
         if (info_.vision && !node.view && segment->on_device) {
             if (seen_work_ && cut_between(info_, info_.nodes[static_cast<size_t>(last_work_)], node))
                 segment = &open(i), segment->on_device = true;
@@ -159,6 +165,9 @@ void Planner::list_needs(Segment & segment) {
         segment.cost += weight->device_bytes;
     for (const State * state : segment.states)
         segment.cost += state_cost(*state);
+    for (const Streamed & piece : segment.pieces)
+        for (const State * state : piece.states)
+            segment.cost += state_cost(*state);
     plan_.stream_order.insert(plan_.stream_order.end(), segment.pieces.begin(), segment.pieces.end());
 }
 
@@ -175,7 +184,7 @@ void Planner::list_writes(Segment & segment) {
 
 void Planner::note_need(Segment & segment, int r, int i) {
     const Root & root = info_.roots[static_cast<size_t>(r)];
-    if (root.state) add_once(segment.states, root.state);
+    if (root.state && !kv_streamed_.count(root.state)) add_once(segment.states, root.state);
     if (root.weight) add_once<const Weight *>(weights_, root.weight);
     if (root.weight && root.weight->sublayer->copy) add_once(segment.residents, root.weight->sublayer);
     const bool made_here = root.producer >= segment.first && root.producer < i;

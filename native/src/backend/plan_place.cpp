@@ -22,6 +22,7 @@ void Planner::place_everything() {
     place_small_groups();
     place_residents();
     place_experts();
+    find_kv_streams();
     place_streams();
     place_states();
 }
@@ -146,6 +147,7 @@ void Planner::place_streams() {
             const uint64_t bytes = least_piece_bytes(*needs.weights[w], needs.by_rows[w]);
             if (streams(needs.weights[w]) && bytes <= limits_.ring_bytes) largest = std::max(largest, bytes);
         }
+        if (device_units_[u] && needs.kv.bytes <= limits_.ring_bytes) largest = std::max(largest, needs.kv.bytes);
     }
     if (largest > 0) cache_.place_ring(limits_.ring_bytes, largest);
     keep_copied_or_streamed();
@@ -157,14 +159,15 @@ void Planner::keep_copied_or_streamed() {
         for (size_t w = 0; w < needs.weights.size(); w++)
             if (streams(needs.weights[w]) && least_piece_bytes(*needs.weights[w], needs.by_rows[w]) > capacity)
                 return false;
-        return true;
+        return needs.kv.bytes <= capacity;
     });
 }
 
 void Planner::place_states() {
     keep_units([&](const UnitNeeds & needs) {
-        return std::all_of(needs.states.begin(), needs.states.end(),
-                           [&](State * state) { return cache_.place_state(*state, reserve_bytes()); });
+        return std::all_of(needs.states.begin(), needs.states.end(), [&](State * state) {
+            return kv_streamed_.count(state) || cache_.place_state(*state, reserve_bytes());
+        });
     });
 }
 

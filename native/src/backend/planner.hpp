@@ -26,6 +26,13 @@ inline uint64_t state_cost(const State & state) {
 
 constexpr uint64_t kUnitCost = 32 << 10; // of a sub-layer that reads nothing: launching takes time too
 
+// Caches of a unit that go through the ring, and the nodes that use them.
+struct KvStream {
+    std::vector<State *> states;
+    uint64_t bytes = 0;
+    int first = -1, last = -1;
+};
+
 // What a unit needs on the device besides its activations.
 struct UnitNeeds {
     xlm_placement wanted = XLM_PLACE_CPU;
@@ -34,6 +41,7 @@ struct UnitNeeds {
     std::vector<Weight *> weights;
     std::vector<uint8_t> by_rows; // of weights: Root::by_rows
     std::vector<State *> states;
+    KvStream kv; // part of states
 };
 
 class Planner {
@@ -77,6 +85,15 @@ private:
     void place_streams();
     void keep_copied_or_streamed();
     void place_states();
+
+    // -- caches that are streamed: plan_kv.cpp
+    using StateUsers = std::unordered_map<const State *, int>;
+    void find_kv_streams();
+    StateUsers users_of_states() const;
+    KvStream kv_stream_of(size_t u, const StateUsers & users) const;
+    void find_span(size_t u, KvStream & kv) const;
+    bool span_is_whole(const KvStream & kv) const;
+    const KvStream * kv_at(int i) const;
 
     // -- experts, one by one: plan_experts.cpp
     bool may_go_by_expert(const ExpertGroup & group) const;
@@ -142,6 +159,7 @@ private:
     std::unordered_set<const ggml_tensor *> patched_;
     std::vector<const Weight *> weights_; // of the segment being listed
     std::unordered_set<const SubLayer *> by_expert_;
+    std::unordered_set<const State *> kv_streamed_;
 };
 
 } // namespace xlm

@@ -6,7 +6,7 @@ namespace xlm {
 
 namespace {
 // Bounds of events in use, so that none comes up for reuse in the pool while something waits for it.
-constexpr size_t kMaxPieces = 64, kMaxRetired = 96;
+constexpr size_t kMaxPieces = 64, kMaxRetired = 80;
 } // namespace
 
 bool Ring::ensure(uint64_t bytes, uint64_t largest, const LedgerView & view) {
@@ -26,7 +26,7 @@ void Ring::forget() {
     pieces_.clear();
     ahead_bytes_ = 0;
     order_.clear();
-    next_ = 0;
+    next_ = left_ = 0;
     allocator_ = RingAllocator(allocator_.capacity_bytes());
     // retired_ stays: work under way may still read those places.
 }
@@ -46,16 +46,25 @@ bool Ring::begin(const std::vector<Streamed> & order, uint64_t max_ahead_bytes) 
     if (!matches) forget();
     order_ = order;
     next_ = order_.empty() ? 0 : pieces_.size() % order_.size();
+    left_ = order_.size() - pieces_.size();
     return pump();
 }
 
+void Ring::begin_graph() {
+    const auto is_cache = [](const Piece & piece) { return !piece.what.states.empty(); };
+    if (std::any_of(pieces_.begin(), pieces_.end(), is_cache)) forget();
+}
+
+// Weights are queued into the next step, caches are not: rows of theirs may still change.
 bool Ring::pump(size_t n_needed) {
     while (!order_.empty() && pieces_.size() < std::min(order_.size(), kMaxPieces)) {
         const Streamed & what = order_[next_];
+        if (left_ == 0 && !what.states.empty()) return true;
         if (pieces_.size() >= n_needed && ahead_bytes_ + what.bytes > max_ahead_bytes_) return true;
         const auto span = allocator_.allocate(what.bytes);
         if (!span) return true;
         next_ = (next_ + 1) % order_.size();
+        left_ -= left_ > 0 ? 1 : 0;
         if (!upload(what, *span)) return false;
     }
     return true;
@@ -68,40 +77,96 @@ bool Ring::wait_for_readers(const RingSpan & span, bool on_host) {
     for (size_t i = 0; i < retired_.size(); i++)
         if (overlaps(retired_[i].span, span)) n = i + 1;
     if (n == 0) return true;
-    ggml_backend_event_t read = retired_[n - 1].read;
+    Retired last = retired_[n - 1];
+    for (size_t i = 0; i < n; i++) {
+        last.states |= retired_[i].states;
+        if (retired_[i].fetched) last.fetched = retired_[i].fetched;
+    }
     retired_.erase(retired_.begin(), retired_.begin() + static_cast<std::ptrdiff_t>(n));
-    if (!read) return inner_.synchronize(Stream::compute);
-    return on_host ? inner_.wait_host(read) : inner_.wait(Stream::upload, read);
+    return wait_for(last, on_host);
+}
+
+bool Ring::wait_for(const Retired & last, bool on_host) {
+    const auto wait = [&](ggml_backend_event_t event) {
+        return on_host ? inner_.wait_host(event) : inner_.wait(Stream::upload, event);
+    };
+    if (!last.read)
+        return inner_.synchronize(Stream::compute) && (!last.states || inner_.synchronize(Stream::download));
+    return wait(last.read) && (!last.fetched || wait(last.fetched));
 }
 
 bool Ring::upload(const Streamed & what, const RingSpan & span) {
-    Weight * weight = what.weight;
-    const bool padded = inner_.needs_padding(weight->tensor); // written by the device outside of any stream
+    // Padding is written by the device outside of any stream.
+    const auto needs_padding = [&](const State * state) { return inner_.needs_padding(state->tensor); };
+    const bool padded = what.weight ? inner_.needs_padding(what.weight->tensor)
+                                    : std::any_of(what.states.begin(), what.states.end(), needs_padding);
     if (!wait_for_readers(span, padded)) return false;
     pieces_.emplace_back();
     Piece & piece = pieces_.back();
     piece.what = what;
     piece.span = span;
     ahead_bytes_ += what.bytes;
-    piece.tensor = weight->shadow;
+    const SubLayer * owner = what.weight ? what.weight->sublayer : what.states.front()->sublayer;
+    const TraceLabel before = inner_.label({static_cast<int32_t>(owner->index), 1});
+    const bool ok = what.weight ? send_weight(piece, padded) : send_states(piece);
+    inner_.label(before);
+    if (!ok) return false;
+    if (!inner_.has_events()) return true;
+    piece.uploaded = inner_.next_event(Events::ring);
+    return inner_.record(Stream::upload, piece.uploaded);
+}
+
+bool Ring::send_weight(Piece & piece, bool padded) {
+    const Streamed & what = piece.what;
+    piece.tensor = what.weight->shadow;
     piece.tensor.buffer = buffer_.get();
-    piece.tensor.data = buffer_.base() + span.offset;
+    piece.tensor.data = buffer_.base() + piece.span.offset;
     if (what.n_rows > 0) {
         piece.tensor.ne[1] = what.n_rows;
         piece.tensor.nb[2] = piece.tensor.nb[3] = static_cast<size_t>(what.n_rows) * piece.tensor.nb[1];
     }
     if (padded && !inner_.init_tensor(&piece.tensor)) return false;
     const size_t bytes = ggml_nbytes(&piece.tensor), from = static_cast<size_t>(what.first_row) * piece.tensor.nb[1];
-    const char * data = static_cast<const char *>(weight->tensor->data) + from;
-    const TraceLabel before = inner_.label({static_cast<int32_t>(weight->sublayer->index), 1});
-    const bool ok = inner_.set(Stream::upload, &piece.tensor, data, 0, bytes);
-    inner_.label(before);
-    if (!ok) return false;
+    const char * data = static_cast<const char *>(what.weight->tensor->data) + from;
     stats_.n_pieces_streamed++;
     stats_.bytes_streamed += bytes;
-    if (!inner_.has_events()) return true;
-    piece.uploaded = inner_.next_event(Events::ring);
-    return inner_.record(Stream::upload, piece.uploaded);
+    return inner_.set(Stream::upload, &piece.tensor, data, 0, bytes);
+}
+
+// A place for all of a cache, so that rows lie where the graph thinks they do; of its bytes, those that it touches.
+bool Ring::send_states(const Piece & piece) {
+    uint64_t offset = piece.span.offset;
+    for (State * state : piece.what.states) {
+        ggml_tensor place = placed(*state, offset);
+        offset += state->device_bytes;
+        if (inner_.needs_padding(state->tensor) && !inner_.init_tensor(&place)) return false;
+        for (const ByteRange & range : state->touched.ranges()) {
+            const char * data = static_cast<const char *>(state->tensor->data) + range.begin;
+            if (!inner_.set(Stream::upload, &place, data, range.begin, range.size())) return false;
+            stats_.bytes_kv_up += range.size();
+            stats_.bytes_kv_streamed += range.size();
+        }
+    }
+    return true;
+}
+
+ggml_tensor Ring::placed(const State & state, uint64_t offset) const {
+    ggml_tensor tensor = state.shadow;
+    tensor.buffer = buffer_.get();
+    tensor.data = buffer_.base() + offset;
+    return tensor;
+}
+
+void Ring::point_at(const Piece & piece) {
+    if (piece.what.weight) {
+        piece.what.weight->shadow.buffer = piece.tensor.buffer;
+        piece.what.weight->shadow.data = piece.tensor.data;
+    }
+    uint64_t offset = piece.span.offset;
+    for (State * state : piece.what.states) {
+        state->shadow = placed(*state, offset);
+        offset += state->device_bytes;
+    }
 }
 
 bool Ring::acquire(const Streamed * wanted, size_t n_wanted) {
@@ -109,8 +174,7 @@ bool Ring::acquire(const Streamed * wanted, size_t n_wanted) {
     for (size_t i = 0; i < n_wanted; i++) {
         if (i >= pieces_.size() || !(pieces_[i].what == wanted[i])) return false;
         Piece & piece = pieces_[i];
-        piece.what.weight->shadow.buffer = piece.tensor.buffer;
-        piece.what.weight->shadow.data = piece.tensor.data;
+        point_at(piece);
         if (piece.uploaded && !inner_.wait(Stream::compute, piece.uploaded)) return false;
     }
     return inner_.has_events() || n_wanted == 0 || inner_.synchronize(Stream::upload);
@@ -120,8 +184,13 @@ bool Ring::retire(size_t n_pieces) {
     if (n_pieces == 0) return true;
     ggml_backend_event_t read = inner_.has_events() ? inner_.next_event(Events::ring) : nullptr;
     if (read && !inner_.record(Stream::compute, read)) return false;
+    const auto is_cache = [](const Piece & piece) { return !piece.what.states.empty(); };
+    const auto end = pieces_.begin() + static_cast<std::ptrdiff_t>(n_pieces);
+    const bool states = std::any_of(pieces_.begin(), end, is_cache);
+    ggml_backend_event_t fetched = read && states ? inner_.next_event(Events::ring) : nullptr;
+    if (fetched && !inner_.record(Stream::download, fetched)) return false;
     for (size_t i = 0; i < n_pieces; i++) {
-        retired_.push_back({pieces_.front().span, read});
+        retired_.push_back({pieces_.front().span, read, states, fetched});
         ahead_bytes_ -= pieces_.front().what.bytes;
         pieces_.pop_front();
         allocator_.pop_front();
@@ -129,7 +198,7 @@ bool Ring::retire(size_t n_pieces) {
     while (retired_.size() > kMaxRetired) { // long done; the upload stream is told so
         const Retired oldest = retired_.front();
         retired_.pop_front();
-        if (oldest.read && !inner_.wait(Stream::upload, oldest.read)) return false;
+        if (oldest.read && !wait_for(oldest, false)) return false;
     }
     return pump();
 }

@@ -16,15 +16,17 @@
 
 namespace xlm {
 
-// What goes through the ring at once: a weight, or some of its rows.
+// What goes through the ring at once: a weight, or some of its rows; or caches that a step reads, side by side.
 struct Streamed {
     Weight * weight = nullptr;
     int64_t first_row = 0;
-    int64_t n_rows = 0; // 0: all of it
-    uint64_t bytes = 0; // on the device
+    int64_t n_rows = 0;            // 0: all of it
+    uint64_t bytes = 0;            // on the device
+    std::vector<State *> states{}; // instead of a weight
 
     bool operator==(const Streamed & other) const {
-        return weight == other.weight && first_row == other.first_row && n_rows == other.n_rows;
+        return weight == other.weight && first_row == other.first_row && n_rows == other.n_rows &&
+               states == other.states;
     }
 };
 
@@ -39,6 +41,8 @@ public:
     void forget(); // its pieces; waits for uploads under way
     void drop();   // the memory too
 
+    // A new graph: what is left of the caches of one that was stopped may have changed since.
+    void begin_graph();
     // What the coming graph streams, in order. Pieces already there are kept as far as they match.
     // At most `max_ahead_bytes` (or one piece) are queued ahead: a reclaim waits for them.
     bool begin(const std::vector<Streamed> & order, uint64_t max_ahead_bytes);
@@ -46,7 +50,7 @@ public:
     bool acquire(const Streamed * wanted, size_t n_wanted);
     // The device's view of an acquired piece.
     const ggml_tensor & tensor(size_t i) const { return pieces_[i].tensor; }
-    // Their work is submitted.
+    // Their work is submitted, and what of their caches goes home is queued.
     bool retire(size_t n_pieces);
 
 private:
@@ -59,12 +63,19 @@ private:
     struct Retired {
         RingSpan span;
         ggml_backend_event_t read = nullptr;
+        bool states = false;                    // rows of it go home:
+        ggml_backend_event_t fetched = nullptr; // when they are
     };
 
     // Queues uploads as far as there is room, into the next step if need be; the first `n_needed` in any case.
     bool pump(size_t n_needed = 1);
     bool upload(const Streamed & what, const RingSpan & span);
+    bool send_weight(Piece & piece, bool padded);
+    bool send_states(const Piece & piece);
+    ggml_tensor placed(const State & state, uint64_t offset) const;
+    void point_at(const Piece & piece);
     bool wait_for_readers(const RingSpan & span, bool on_host);
+    bool wait_for(const Retired & last, bool on_host);
 
     Inner & inner_;
     Stats & stats_;
@@ -73,6 +84,7 @@ private:
     std::vector<Streamed> order_;
     uint64_t max_ahead_bytes_ = 0, ahead_bytes_ = 0; // of pieces_
     size_t next_ = 0;                                // into order_, the next piece to upload
+    size_t left_ = 0;                                // pieces of this graph that are not queued yet
     std::deque<Piece> pieces_;
     std::deque<Retired> retired_;
 };

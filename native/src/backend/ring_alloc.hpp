@@ -23,10 +23,10 @@ public:
     explicit RingAllocator(uint64_t capacity_bytes = 0) : capacity_(capacity_bytes) {}
 
     std::optional<RingSpan> allocate(uint64_t bytes) {
-        const std::optional<uint64_t> offset = place(bytes);
-        if (!offset) return std::nullopt;
-        live_.push_back({*offset, bytes});
-        head_ = *offset + bytes;
+        const uint64_t offset = place(bytes);
+        if (offset == kNowhere) return std::nullopt;
+        live_.push_back({offset, bytes});
+        head_ = offset + bytes;
         return live_.back();
     }
 
@@ -39,15 +39,17 @@ public:
     uint64_t capacity_bytes() const { return capacity_; }
 
 private:
-    std::optional<uint64_t> place(uint64_t bytes) const {
-        if (bytes == 0 || bytes > capacity_) return std::nullopt;
+    static constexpr uint64_t kNowhere = UINT64_MAX;
+
+    uint64_t place(uint64_t bytes) const {
+        if (bytes == 0 || bytes > capacity_) return kNowhere;
         if (live_.empty()) return 0;
         const uint64_t tail = live_.front().offset;
         if (head_ > tail) { // live spans lie in [tail, head)
             if (bytes <= capacity_ - head_) return head_;
-            return bytes <= tail ? std::optional<uint64_t>(0) : std::nullopt;
+            return bytes <= tail ? 0 : kNowhere;
         }
-        return head_ + bytes <= tail ? std::optional<uint64_t>(head_) : std::nullopt; // wrapped
+        return head_ + bytes <= tail ? head_ : kNowhere; // wrapped
     }
 
     uint64_t capacity_;

@@ -28,7 +28,7 @@ std::vector<uint8_t> read_placement(const xlm_tier_schedule & tier, uint32_t n_s
     if (!tier.placement && n_sublayers > 0) refuse("a tier has no placement");
     std::vector<uint8_t> placement(tier.placement, tier.placement + n_sublayers);
     for (uint8_t value : placement)
-        if (value > XLM_PLACE_RESIDENT) refuse("placement " + std::to_string(value) + " is unknown");
+        if (value > XLM_PLACE_STREAM_KV) refuse("placement " + std::to_string(value) + " is unknown");
     return placement;
 }
 

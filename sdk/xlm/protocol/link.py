@@ -16,7 +16,8 @@ from xlm.protocol.messages import ImageEncoding, Sampling, Usage
 
 # -- the planner's view of a model -----------------------------------------------
 
-CPU, STREAM, RESIDENT = 0, 1, 2  # xlm_placement in xlm_device.h
+# xlm_placement in xlm_device.h. STREAM_KV: the KV cache is copied for the step too, and does not stay.
+CPU, STREAM, RESIDENT, STREAM_KV = 0, 1, 2, 3
 
 Kind = Literal["small", "attention", "ffn", "experts", "shared_experts", "extras", "output", "lookup", "projector"]
 KINDS: tuple[Kind, ...] = (
@@ -97,10 +98,10 @@ class ModelFacts(Struct, kw_only=True, frozen=True):
 # kv_streaming: attention on the device without a lasting KV copy. ring_across_steps: what is prefetched at a step's end
 # is there in the next. expert_slots: a compact cache of single experts. output_chunks: a large matrix in parts of rows.
 CAPABILITIES: tuple[str, ...] = ("kv_streaming", "ring_across_steps", "expert_slots", "output_chunks")
-# What the planner may count on in this release: a streamed sub-layer's KV cache has a lasting copy, experts go one by
-# one, the ring keeps what was prefetched for the next step. Matrices larger than the ring do stream by rows, but tied
-# embeddings do not; the planner does not count on it yet.
-ENGINE_CAPABILITIES: tuple[str, ...] = ("ring_across_steps", "expert_slots")
+# What the planner may count on in this release: a KV cache may be copied for a step instead of a lasting copy, experts
+# go one by one, the ring keeps what was prefetched for the next step. Matrices larger than the ring do stream by rows,
+# but tied embeddings do not; the planner does not count on it yet.
+ENGINE_CAPABILITIES: tuple[str, ...] = ("kv_streaming", "ring_across_steps", "expert_slots")
 
 
 class DeviceFacts(Struct, kw_only=True, frozen=True):
@@ -118,7 +119,7 @@ class DeviceFacts(Struct, kw_only=True, frozen=True):
 
 class Tier(Struct, kw_only=True, frozen=True):
     max_tokens: int
-    placement: bytes  # [n_sublayers] CPU | STREAM | RESIDENT, by sub-layer index
+    placement: bytes  # [n_sublayers] CPU | STREAM | RESIDENT | STREAM_KV, by sub-layer index
     scratch_bytes: int = 0
 
 

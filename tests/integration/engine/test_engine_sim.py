@@ -35,7 +35,8 @@ def schedule_of(loaded: link.Loaded, kind: int, schedule_id: int) -> link.Schedu
     layers = loaded.model.sublayers
     placement = bytes(link.CPU if layer.kind == "lookup" else kind for layer in layers)
     scratch = max(loaded.model.scratch_bytes.values())
-    ring = 2 * max(layer.largest_piece_bytes for layer in layers) if kind == link.STREAM else 0
+    ring = 2 * max(layer.largest_piece_bytes for layer in layers) if kind in (link.STREAM, link.STREAM_KV) else 0
+    ring += max(layer.kv_bytes for layer in layers) if kind == link.STREAM_KV else 0
     return link.Schedule(
         schedule_id=schedule_id,
         budget_bytes=loaded.device.total_bytes,
@@ -80,7 +81,7 @@ def test_an_idle_engine_uploads_all_weights_of_a_new_schedule_and_says_so(
     assert stats.kv_bytes == 0  # nobody speaks
 
 
-@pytest.mark.parametrize("kind", [link.CPU, link.STREAM, link.RESIDENT])
+@pytest.mark.parametrize("kind", [link.CPU, link.STREAM, link.RESIDENT, link.STREAM_KV])
 def test_every_schedule_gives_the_tokens_of_plain_llama(
     sim_engine: tuple[EngineProcess, link.Loaded], plain_tokens: list[int], kind: int
 ) -> None:
@@ -93,6 +94,8 @@ def test_every_schedule_gives_the_tokens_of_plain_llama(
     assert stats.schedule_id == 100 + kind
     assert (stats.used_bytes > 0) == (kind != link.CPU)
     assert stats.detail["n_segments_device"] > 0 or kind == link.CPU
+    assert (stats.detail["bytes_kv_streamed"] > 0) == (kind == link.STREAM_KV)
+    assert (stats.kv_bytes > 0) == (kind in (link.STREAM, link.RESIDENT))
 
 
 def test_budget_changes_in_mid_answer_change_no_token_and_hold(

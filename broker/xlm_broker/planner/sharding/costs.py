@@ -19,6 +19,7 @@ from .work import ModelWork, Unit
 # Modes of a sub-layer in a step. LINK_MODES turns them into link.Tier placements.
 CPU, STREAM, RESIDENT, STREAM_KV = 0, 1, 2, 3  # STREAM_KV: weights and KV cache are copied for the step
 N_MODES = 4
+RING_PIECES = 2  # one piece computes while the next is copied
 # What a sub-layer keeps on the device, for all tiers: nothing, its KV cache, everything.
 NOTHING, KV, EVERYTHING = 0, 1, 2
 
@@ -72,11 +73,17 @@ class Costs:
     link_bytes_ns: float  # bytes per ns
     capabilities: Capabilities
     alike: NDArray[np.int64]  # [unit] equal numbers: equal in everything above
+    window_bytes: int = 0  # part of the ring that streamed experts take: a KV cache needs its place beside it
 
     @cached_property
     def slowdown(self) -> FloatArray:
         """[tier, mode, unit] how much longer a unit takes while the link is busy; at least 1."""
         return np.asarray(np.maximum(self.busy / np.maximum(self.compute, 1e-9), 1.0), dtype=np.float64)
+
+    @cached_property
+    def kv_ring_bytes(self) -> NDArray[np.int64]:
+        """[unit] the least ring that takes its pieces and its cache."""
+        return np.asarray(RING_PIECES * self.piece_bytes + self.kv_bytes + self.window_bytes, dtype=np.int64)
 
     @property
     def n_units(self) -> int:

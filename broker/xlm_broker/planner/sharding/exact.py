@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT, STREAM, STREAM_KV, Costs, FloatArray
+from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT, RING_PIECES, STREAM, STREAM_KV, Costs, FloatArray
 from .pipeline import IntArray, ModeArray
-from .problem import RING_PIECES, Solution, StateArray, Task, on_cpu, ring_for, simulate, stream_mode
+from .problem import Solution, StateArray, Task, on_cpu, ring_for, simulate, stream_mode
 
 MAX_UNITS: Final = 12
 TOLERANCE: Final = 0.004  # of the objective: what is left to be gained when the search ends by itself
@@ -98,7 +98,7 @@ class _Lattice:
 def _ring_needs(costs: Costs) -> tuple[IntArray, IntArray]:
     """[unit] the least ring to stream it, without and with its cache."""
     plain = RING_PIECES * costs.piece_bytes
-    return plain, plain + costs.kv_bytes
+    return plain, costs.kv_ring_bytes
 
 
 def _shortest(costs: Costs, tier: int, levels: Sequence[IntArray], ring_bytes: int) -> FloatArray:

@@ -135,7 +135,10 @@ def with_slots(
     for layer in found:  # the ring needs room for the window, not for whole matrices
         pieces[layer.at] = WINDOW_PARTS // 2 * (layer.facts.largest_expert_bytes + PART_PADDING_BYTES)
     which = _alike(costs.alike, found, slots)
-    return replace(costs, compute=compute, busy=busy, upload=upload, link_share=share, piece_bytes=pieces, alike=which)
+    return replace(
+        costs, compute=compute, busy=busy, upload=upload, link_share=share, piece_bytes=pieces, alike=which,
+        window_bytes=2 * int(pieces[[layer.at for layer in found]].max(initial=0)),
+    )  # fmt: skip
 
 
 def _alike(alike: NDArray[np.int64], found: Sequence[Layer], slots: Mapping[int, int]) -> NDArray[np.int64]:

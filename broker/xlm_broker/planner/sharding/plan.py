@@ -11,11 +11,11 @@ from xlm.errors import BudgetError
 from xlm.protocol.link import ExpertPolicy
 from xlm_broker.planner.report import below_minimum, mib
 
-from .costs import Capabilities, Costs, FloatArray, build_costs
+from .costs import RING_PIECES, Capabilities, Costs, FloatArray, build_costs
 from .hardware import Machine
 from .kernels import Kernels, Roofline
 from .pipeline import StepTrace, trace_step
-from .problem import RING_PIECES, Solution, StateArray, Task, default_effort, state_bytes
+from .problem import Solution, StateArray, Task, default_effort, state_bytes
 from .search import search
 from .work import ModelWork
 from .workload import Workload, decode_weights, prefill_weights, tier_points

@@ -13,10 +13,11 @@ from xlm.protocol.link import CPU as PLACE_CPU
 from xlm.protocol.link import ENGINE_CAPABILITIES, DeviceFacts, ExpertStats, ModelFacts, Schedule, Tier
 from xlm.protocol.link import RESIDENT as PLACE_RESIDENT
 from xlm.protocol.link import STREAM as PLACE_STREAM
+from xlm.protocol.link import STREAM_KV as PLACE_STREAM_KV
 from xlm_broker.planner.memory import minimum_device_bytes, unified_demand
 from xlm_broker.planner.report import summarise
 
-from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT, STREAM, STREAM_KV, Capabilities
+from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT, RING_PIECES, STREAM, STREAM_KV, Capabilities
 from .experts import PART_PADDING_BYTES, WINDOW_PARTS
 from .facts import work_from_facts
 from .kernels import Kernels
@@ -30,7 +31,7 @@ from .slots import ExpertPlans
 from .workload import Workload
 
 _PLACEMENT = np.zeros(4, dtype=np.uint8)
-_PLACEMENT[[CPU, STREAM, RESIDENT, STREAM_KV]] = PLACE_CPU, PLACE_STREAM, PLACE_RESIDENT, PLACE_STREAM
+_PLACEMENT[[CPU, STREAM, RESIDENT, STREAM_KV]] = PLACE_CPU, PLACE_STREAM, PLACE_RESIDENT, PLACE_STREAM_KV
 
 WORTH_SENDING = 0.005  # a better plan is told if it saves so much of the objective
 HORIZON_REQUESTS = 4.0  # a change must pay for its upload within so many requests of the expected kind
@@ -217,17 +218,19 @@ def upload_bytes(planning: Planning, old: StateArray, new: StateArray) -> int:
 
 
 def to_schedule(plan: Plan, model: ModelFacts, budget_bytes: int, schedule_id: int) -> Schedule:
+    window = _window_bytes(plan)
+    ring = plan.solution.ring_bytes
     bare = Schedule(
         schedule_id=schedule_id,
         budget_bytes=budget_bytes,
         tiers=_tiers(plan),
         priority=_priority(plan),
-        ring_bytes=plan.solution.ring_bytes,
+        ring_bytes=ring - window if window < ring else ring,
         reserve_bytes=plan.reserve_bytes,
         resident_bytes=plan.resident_bytes,
         predicted=plan.predicted(),
         experts=dict(plan.experts) if plan.used else {},
-        expert_window_bytes=_window_bytes(plan),
+        expert_window_bytes=window,
     )
     summary = summarise(bare, model)
     if plan.used:
@@ -238,14 +241,20 @@ def to_schedule(plan: Plan, model: ModelFacts, budget_bytes: int, schedule_id: i
 
 
 def _window_bytes(plan: Plan) -> int:
-    """Part of the ring for experts without a slot: all of it where nothing else is streamed, else half."""
+    """Part of the ring for experts without a slot: all of it where nothing else is streamed; else half, or less where
+    others need more."""
     if not plan.used or not plan.experts:
         return 0
-    part = plan.largest_expert_bytes + PART_PADDING_BYTES
+    part, costs = plan.largest_expert_bytes + PART_PADDING_BYTES, plan.task.costs
     streamed = ((plan.solution.modes == STREAM) | (plan.solution.modes == STREAM_KV)).any(axis=0)
-    alone = all(unit.index in plan.experts for unit, one in zip(plan.planning.work.units, streamed, strict=True) if one)
+    others = streamed & np.array([unit.index not in plan.experts for unit in plan.planning.work.units])
     ring = plan.solution.ring_bytes
-    return ring if alone else min(ring, max(WINDOW_PARTS * part, ring // 2))
+    if not others.any():
+        return ring
+    with_kv = (plan.solution.modes == STREAM_KV).any(axis=0)
+    need = RING_PIECES * costs.piece_bytes + np.where(with_kv, costs.kv_bytes, 0)
+    least, room = WINDOW_PARTS * part, ring - int(need[others].max())
+    return min(ring, max(WINDOW_PARTS // 2 * part, min(max(least, ring // 2), room)))
 
 
 def _tiers(plan: Plan) -> list[Tier]:

@@ -6,9 +6,10 @@ import numpy as np
 
 from xlm.protocol.link import CPU as PLACE_CPU
 from xlm.protocol.link import RESIDENT as PLACE_RESIDENT
+from xlm.protocol.link import STREAM_KV as PLACE_STREAM_KV
 from xlm.protocol.link import ModelFacts, Schedule
 
-from .costs import CPU, RESIDENT, STREAM, Costs, TierPoint, build_costs
+from .costs import CPU, RESIDENT, STREAM, STREAM_KV, Costs, TierPoint, build_costs
 from .pipeline import ModeArray, StepTrace, trace_step
 from .plan import Planning
 from .slots import ExpertPlans
@@ -39,6 +40,6 @@ def costs_at(planning: Planning, tokens: int, depth: int) -> Costs:
 
 def modes_of(planning: Planning, placement: bytes) -> ModeArray:
     """[unit] modes of a tier's placement."""
-    modes = {PLACE_CPU: CPU, PLACE_RESIDENT: RESIDENT}
+    modes = {PLACE_CPU: CPU, PLACE_RESIDENT: RESIDENT, PLACE_STREAM_KV: STREAM_KV}
     places = (placement[unit.index] if unit.index < len(placement) else PLACE_CPU for unit in planning.work.units)
     return np.array([modes.get(place, STREAM) for place in places], dtype=np.uint8)

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from .costs import CPU, EVERYTHING, KV, NOTHING, STREAM, STREAM_KV, Costs, FloatArray
+from .costs import CPU, EVERYTHING, KV, NOTHING, RING_PIECES, STREAM, STREAM_KV, Costs, FloatArray
 from .pipeline import IntArray, ModeArray, step_times
 
 StateArray = NDArray[np.int8]
 
-RING_PIECES = 2  # one piece computes while the next is copied
 SMALL_UNITS = 16  # up to so many sub-layers all single and paired changes are tried
 EFFORT = 9_000  # sub-layers to simulate for one plan
 LONG_EFFORT = 160_000  # the same where there is time
@@ -78,7 +77,7 @@ def stream_mode(costs: Costs, state: StateArray, ring_bytes: int) -> NDArray[np.
     """[unit] STREAM or STREAM_KV where the unit could be streamed under this state and ring, else CPU."""
     need = RING_PIECES * costs.piece_bytes
     plain = ((state == KV) | (costs.kv_bytes == 0)) & (need <= ring_bytes)
-    with_kv = (state == NOTHING) & (costs.kv_bytes > 0) & (need + costs.kv_bytes <= ring_bytes)
+    with_kv = (state == NOTHING) & (costs.kv_bytes > 0) & (costs.kv_ring_bytes <= ring_bytes)
     with_kv &= costs.capabilities.kv_streaming
     unkept = (state != EVERYTHING) & (ring_bytes > 0)
     return np.where(unkept & plain, STREAM, np.where(unkept & with_kv, STREAM_KV, CPU)).astype(np.uint8)
@@ -92,8 +91,7 @@ def ring_for(task: Task, state: StateArray, reach: int) -> int:
 
 
 def _largest_need(costs: Costs, state: StateArray) -> int:
-    need = RING_PIECES * costs.piece_bytes + costs.kv_bytes
-    return int(need[state != EVERYTHING].max(initial=0))
+    return int(costs.kv_ring_bytes[state != EVERYTHING].max(initial=0))
 
 
 def on_cpu(task: Task) -> Solution:

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT, STREAM, Costs, FloatArray
+from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT, RING_PIECES, STREAM, STREAM_KV, Costs, FloatArray
 from .counts import counted_states
 from .exact import MAX_UNITS, improve_exactly
 from .improve import Improver
 from .pipeline import IntArray, hop_times
-from .problem import RING_PIECES, SMALL_UNITS, Solution, StateArray, Task, on_cpu, ring_for, simulate, state_bytes
+from .problem import SMALL_UNITS, Solution, StateArray, Task, on_cpu, ring_for, simulate, state_bytes
 from .relax import Relaxation, relax
 from .streaming import Streaming, TierOrder, streaming
 
@@ -178,7 +178,7 @@ def _ring_sizes(task: Task, room: int) -> list[int]:
     count = max(3, task.effort // (500 * max(1, costs.n_units)))
     rings = _few(np.unique(np.concatenate([needs, 2 * needs[-1:], 4 * needs[-1:]])), bound, count)
     if costs.capabilities.kv_streaming:
-        with_kv = (RING_PIECES * costs.piece_bytes + costs.kv_bytes)[costs.kv_bytes > 0]
+        with_kv = costs.kv_ring_bytes[costs.kv_bytes > 0]
         rings += _few(np.unique(with_kv), bound, count // 2)
     return [0, *sorted(set(rings))]
 
@@ -295,6 +295,8 @@ def _trimmed(task: Task, best: Solution) -> Solution:
     streamed = float(upload.sum(axis=(1, 2)).max(initial=0.0)) * task.costs.link_bytes_ns
     by_need = ((best.modes == STREAM) & (task.costs.upload[:, STREAM] == 0)).any(axis=0)  # experts: through a window
     streamed = max(streamed, float((RING_PIECES * task.costs.piece_bytes)[by_need].max(initial=0)))
+    with_kv = (best.modes == STREAM_KV).any(axis=0)
+    streamed = max(streamed, float(task.costs.kv_ring_bytes[with_kv].max(initial=0)))
     unused = ((best.state == EVERYTHING) & ~(best.modes == RESIDENT).any(axis=0)) | (
         (best.state == KV) & ~(best.modes == STREAM).any(axis=0)
     )

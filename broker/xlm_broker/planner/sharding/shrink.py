@@ -6,7 +6,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from xlm.protocol.link import CPU, RESIDENT, STREAM, ExpertPolicy, ModelFacts, Schedule, Tier
+from xlm.protocol.link import CPU, RESIDENT, STREAM, STREAM_KV, ExpertPolicy, ModelFacts, Schedule, Tier
 from xlm_broker.planner.report import summarise
 
 Rows = NDArray[np.uint8]  # [tier, sub-layer]
@@ -17,15 +17,22 @@ def shrunk_schedule(model: ModelFacts, schedule: Schedule, budget_bytes: int, *,
     the ring and the largest tiers. A schedule of another model gives one without the device."""
     sizes = _Sizes(model)
     rows = _rows(schedule, sizes.count)
+    streaming = _streaming_bytes(schedule)
     for reach in range(_reach(rows), 0, -1):
         scratch = max((t.scratch_bytes for t in schedule.tiers[:reach]), default=0)
-        for ring in dict.fromkeys((schedule.ring_bytes, 0)):
+        for ring in dict.fromkeys((streaming, 0)):
             kept = _evicted(sizes, _limited(rows, reach, ring), schedule.priority, budget_bytes - scratch - ring)
             if kept is not None:
-                ring = ring if (kept == STREAM).any() else 0
+                ring = ring if _streams(kept).any() else 0
                 return _schedule(model, sizes, schedule, kept, budget_bytes, ring, schedule_id)
     nothing = np.zeros((len(schedule.tiers), sizes.count), dtype=np.uint8)
     return _schedule(model, sizes, schedule, nothing, budget_bytes, 0, schedule_id)
+
+
+def _streaming_bytes(schedule: Schedule) -> int:
+    """Of the ring, and of the experts' window where that is not a part of it."""
+    scratch = max((t.scratch_bytes for t in schedule.tiers), default=0)
+    return max(schedule.ring_bytes, schedule.reserve_bytes - scratch)
 
 
 class _Sizes:
@@ -40,8 +47,9 @@ class _Sizes:
             self.small[sub.index] = sub.kind == "small"
 
     def held(self, rows: Rows) -> int:
-        """Lasting bytes: weights resident in any tier, KV of whatever runs on the device in any."""
-        resident, used = (rows == RESIDENT).any(axis=0), (rows != CPU).any(axis=0)
+        """Lasting bytes: weights resident in any tier, KV of what has it there in any."""
+        resident = (rows == RESIDENT).any(axis=0)
+        used = ((rows == RESIDENT) | (rows == STREAM)).any(axis=0)
         return int(self.weights[resident].sum() + self.kv[used].sum())
 
 
@@ -53,6 +61,10 @@ def _rows(schedule: Schedule, count: int) -> Rows:
     return rows
 
 
+def _streams(rows: Rows) -> NDArray[np.bool_]:
+    return np.asarray((rows == STREAM) | (rows == STREAM_KV), dtype=np.bool_)
+
+
 def _reach(rows: Rows) -> int:
     used = np.flatnonzero(rows.any(axis=1))
     return int(used[-1]) + 1 if len(used) else 0
@@ -62,7 +74,7 @@ def _limited(rows: Rows, reach: int, ring: int) -> Rows:
     rows = rows.copy()
     rows[reach:] = CPU
     if not ring:
-        rows[rows == STREAM] = CPU
+        rows[_streams(rows)] = CPU
     return rows
 
 
@@ -108,10 +120,10 @@ def _schedule(
         schedule_id=schedule_id,
         budget_bytes=budget_bytes,
         experts=experts,
-        expert_window_bytes=min(old.expert_window_bytes, ring),
+        expert_window_bytes=old.expert_window_bytes if ring else 0,
         tiers=tiers or [Tier(max_tokens=max(1, model.n_ubatch), placement=bytes(sizes.count))],
         priority=priority,
-        ring_bytes=ring,
+        ring_bytes=old.ring_bytes if ring else 0,
         reserve_bytes=ring + scratch,
         resident_bytes=resident + slot_bytes,
     )

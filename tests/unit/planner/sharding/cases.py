@@ -10,10 +10,19 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from xlm_broker.planner.sharding.costs import CPU, RESIDENT, STREAM, STREAM_KV, Capabilities, Costs, TierPoint
+from xlm_broker.planner.sharding.costs import (
+    CPU,
+    RESIDENT,
+    RING_PIECES,
+    STREAM,
+    STREAM_KV,
+    Capabilities,
+    Costs,
+    TierPoint,
+)
 from xlm_broker.planner.sharding.exact import _Lattice
 from xlm_broker.planner.sharding.pipeline import step_times
-from xlm_broker.planner.sharding.problem import RING_PIECES, Task, default_effort, on_cpu, ring_for
+from xlm_broker.planner.sharding.problem import Task, default_effort, on_cpu, ring_for
 
 MIB = 1 << 20
 

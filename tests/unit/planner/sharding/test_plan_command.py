@@ -288,7 +288,8 @@ def test_a_context_beyond_the_hosts_memory(here: Path) -> None:
 
 def test_plans_by_default_what_the_engine_can_do(folder: Path) -> None:
     plain = json.loads(output(shape_arguments(folder, "--json", budget="1GiB")))
-    same = json.loads(output(shape_arguments(folder, "--json", "--no-kv-streaming", budget="1GiB")))
+    same = json.loads(output(shape_arguments(folder, "--json", "--kv-streaming", budget="1GiB")))
     assert plain["tiers"] == same["tiers"]
-    modes = {mode for tier in plain["tiers"] for kind in tier["placement"].values() for mode in kind}
+    without = json.loads(output(shape_arguments(folder, "--json", "--no-kv-streaming", budget="1GiB")))
+    modes = {mode for tier in without["tiers"] for kind in tier["placement"].values() for mode in kind}
     assert "stream with KV" not in modes
