@@ -10,8 +10,8 @@ target_compile_definitions(backend_graph PRIVATE XLM_SIM_LIBRARY="$<TARGET_FILE:
 add_dependencies(backend_graph ggml-xlm-sim)
 
 set(xlm_backend_tests backend_pure backend_analyse backend_tiles)
-foreach(subject sublayers uniform combinations budgets regrow reclaim allocations lost lost_unseen large_matrix parts storm pestered untouched
-  state trace trace_threads models abort order closed)
+foreach(subject sublayers uniform combinations budgets regrow reclaim reclaim_first allocations lost lost_unseen large_matrix parts storm pestered
+  untouched state trace trace_threads models abort order closed)
   add_test(NAME backend_${subject} COMMAND backend_graph ${subject})
   list(APPEND xlm_backend_tests backend_${subject})
 endforeach()

@@ -145,6 +145,33 @@ void test_reclaim_from_another_thread() {
     CHECK_EQ(memory().over_budget_events, uint64_t{0});
 }
 
+// The step waits for the device when it is asked: by then it may have prepared a segment, and must not submit it.
+// Asked between two waits, it may; ten times in a row that does not happen.
+void test_nothing_more_is_queued_before_a_reclaim() {
+    Model model(true, kLayers, 5);
+    Context context(model);
+    std::mt19937 random(8);
+    const std::vector<uint8_t> all(xlm_device_sublayer_count(), XLM_PLACE_RESIDENT);
+    set_placements(all, 0);
+    int n_prompt = 0;
+    for (int i = 0; i < 10; i++) {
+        set_budget(kPlenty);
+        const uint64_t before = stats().n_segments_device;
+        std::atomic<bool> done{false};
+        std::thread speaker([&] {
+            context.step(some_tokens(random, 1));
+            done = true;
+        });
+        while (!done && stats().n_segments_device < before + 2)
+            std::this_thread::yield();
+        const uint64_t asked = stats().n_segments_device;
+        set_budget(0);
+        n_prompt += !done && stats().n_segments_device == asked;
+        speaker.join();
+    }
+    CHECK(n_prompt > 0);
+}
+
 void test_failing_allocations_only_slow_down() {
     Pair pair(6);
     std::mt19937 random(10);
@@ -522,6 +549,7 @@ int main(int argc, char ** argv) {
         {"budgets", test_random_budgets_and_schedules_between_steps},
         {"regrow", test_regrows_into_the_exact_budget},
         {"reclaim", test_reclaim_from_another_thread},
+        {"reclaim_first", test_nothing_more_is_queued_before_a_reclaim, 20'000'000},
         {"allocations", test_failing_allocations_only_slow_down},
         {"lost", test_lost_device_costs_no_token},
         {"lost_unseen", test_a_loss_undone_unseen_costs_no_token},

@@ -70,10 +70,16 @@ private:
     }
 };
 
-inline void open_device(const char * inner, uint64_t budget_bytes, uint64_t vram_bytes = 64 << 20) {
+// A `launch_ns` other than 0: no numerics, and each submission to the device takes so long, one after the other.
+inline void open_device(const char * inner, uint64_t budget_bytes, uint64_t vram_bytes = 64 << 20,
+                        uint64_t launch_ns = 0) {
     xlm_sim_config sim{};
     sim.struct_size = sizeof sim;
     Sim::get().default_config(&sim);
+    if (launch_ns > 0) {
+        sim.mode = XLM_SIM_MODELLED;
+        sim.graph_launch_ns = static_cast<double>(launch_ns);
+    }
     sim.vram_bytes = vram_bytes;
     sim.link_bytes_per_s = 0;
     sim.link_latency_ns = 0;
@@ -85,6 +91,7 @@ inline void open_device(const char * inner, uint64_t budget_bytes, uint64_t vram
     config.inner_library = XLM_SIM_LIBRARY;
     config.n_threads = kThreads;
     config.budget_bytes = budget_bytes;
+    if (launch_ns > 0) config.max_sublayers_in_flight_decode = 1;
     const xlm_status status = xlm_device_open(&config);
     if (status != XLM_OK) std::fprintf(stderr, "%s\n", xlm_device_last_error());
     CHECK_EQ(status, XLM_OK);

@@ -139,6 +139,7 @@ ggml_status Executor::run_locked(ggml_cgraph & graph) {
     on_device_.assign(info.roots.size(), 0);
     host_state_changed_ = false;
     gave_way_at_ = rows_node_ = -1;
+    unflushed_writes_.clear();
 
     core_.gate.acquire();
     struct Release {
@@ -352,9 +353,12 @@ Executor::Outcome Executor::run_plan(ggml_cgraph & graph, const GraphInfo & info
 
 // A segment that gave way once runs before the next reclaim is served: else a storm of them would have it planned
 // anew for ever.
+bool Executor::wanted_back(const Segment & segment) {
+    return gave_way_at_ != segment.first && core_.gate.requested();
+}
+
 bool Executor::serve_at_border(const GraphInfo & info, Plan & plan, const Segment & segment) {
-    const bool asked = gave_way_at_ != segment.first && core_.gate.requested();
-    return (!asked && segment.on_device && !core_.abort_step.load()) || give_way(info, plan, segment);
+    return (!wanted_back(segment) && segment.on_device && !core_.abort_step.load()) || give_way(info, plan, segment);
 }
 
 bool Executor::give_way(const GraphInfo & info, Plan & plan, const Segment & segment) {
@@ -459,8 +463,9 @@ Executor::Outcome Executor::run_ordinary(ggml_cgraph & graph, const GraphInfo & 
     const Outcome prepared = prepare(info, plan, segment);
     if (prepared != Outcome::done) return prepared;
     if (segment.by_rows) return run_by_rows(graph, info, segment, limits);
-    const bool room = make_room(pace_of(segment), segment.cost, segment.n_units, limits);
-    return room && submit(graph, info, plan, segment) ? Outcome::done : Outcome::lost;
+    if (!make_room(pace_of(segment), segment.cost, segment.n_units, limits)) return Outcome::lost;
+    if (wanted_back(segment)) return Outcome::interrupted; // while it waited: nothing more is queued before a reclaim
+    return submit(graph, info, plan, segment) ? Outcome::done : Outcome::lost;
 }
 
 Executor::Outcome Executor::run_experts(ggml_cgraph & graph, const GraphInfo & info, Plan & plan,
@@ -541,12 +546,7 @@ bool Executor::canonicalise(const GraphInfo & info, Plan & plan, int from) {
         if (on_host_[r] || (root.last_use < from && !root.escapes)) continue;
         if (!fetch_root(info, plan, static_cast<int>(r))) return false;
     }
-    for (const StateWrite & write : info.state_writes) {
-        State & state = *info.roots[static_cast<size_t>(write.root)].state;
-        host_state_changed_ |= !state.unflushed.empty();
-        if (!download_rows(state, state.unflushed, Stream::compute)) return false;
-        state.unflushed.clear();
-    }
+    if (!flush_writes(info, Stream::compute)) return false;
     if (!core_.inner.synchronize(Stream::download)) return false;
     return ahead_.finish() && core_.inner.healthy();
 }

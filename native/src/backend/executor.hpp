@@ -73,6 +73,7 @@ private:
     void read_state_rows(const ggml_cgraph & graph, const GraphInfo & info);
 
     bool rest_at_border();
+    bool wanted_back(const Segment & segment); // a reclaim was asked for, to which it has not given way yet
     bool serve_at_border(const GraphInfo & info, Plan & plan, const Segment & segment);
     bool give_way(const GraphInfo & info, Plan & plan, const Segment & segment); // to the reclaims asked for
     Outcome run_plan(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const PlanLimits & limits);
@@ -91,6 +92,8 @@ private:
     bool compute_rows(ggml_cgraph & graph, const Segment & segment, int node, const Streamed & part);
     bool fetch_rows(const ggml_tensor & rows, const ggml_tensor & whole, int64_t first_row);
     bool write_back(const GraphInfo & info, const Segment & segment);
+    bool flush_writes(const GraphInfo & info, Stream stream);
+    static State & state_of(const GraphInfo & info, int write);
     Pace & pace_of(const Segment & segment) { return segment.pieces.empty() ? *pace_ : *stream_pace_; }
     bool make_room(const Pace & pace, uint64_t cost, uint32_t n_units, const PlanLimits & limits);
     Outcome run_experts(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment);
@@ -124,7 +127,8 @@ private:
     bool host_state_changed_ = false;             // a state's host bytes were written
     std::vector<Saved> saved_;
     std::vector<ggml_tensor *> saved_sources_;
-    WorkAhead ahead_; // on the compute stream
+    std::vector<int> unflushed_writes_; // into GraphInfo::state_writes; their rows are in State::unflushed too
+    WorkAhead ahead_;                   // on the compute stream
     Pace *pace_ = nullptr, *stream_pace_ = nullptr;
     ExpertRunner experts_{core_, *this};
     const ggml_tensor * tiled_mask_ = nullptr; // of the tiles below

@@ -8,6 +8,8 @@ namespace xlm {
 
 namespace {
 
+constexpr size_t kWritesAtOnce = 24; // K and V of twelve layers
+
 int64_t row_index(const ggml_tensor * ids, int64_t i) {
     const char * at = static_cast<const char *>(ids->data) + static_cast<size_t>(i) * ids->nb[0];
     if (ids->type == GGML_TYPE_I32) return *reinterpret_cast<const int32_t *>(at);
@@ -76,21 +78,38 @@ bool Executor::download_rows(State & state, const RangeSet & rows, Stream stream
     return true;
 }
 
-// KV rows go home while the next sub-layers compute. State that a replay would read
-// must stay as it was until the graph is through; caches in the ring are not such (plan_kv.cpp), and cannot wait.
+State & Executor::state_of(const GraphInfo & info, int write) {
+    return *info.roots[static_cast<size_t>(info.state_writes[static_cast<size_t>(write)].root)].state;
+}
+
+// KV rows go home while the next sub-layers compute, those of some sub-layers together: each transfer wakes
+// somebody. State that a replay would read must stay as it was until the graph is through; caches in the ring are not
+// such (plan_kv.cpp), and cannot wait.
 bool Executor::write_back(const GraphInfo & info, const Segment & segment) {
     bool waits = false;
     for (int w : segment.state_writes) {
-        State & state = *info.roots[static_cast<size_t>(info.state_writes[static_cast<size_t>(w)].root)].state;
-        const RangeSet & rows = state_ranges_[static_cast<size_t>(w)];
-        if (!in_ring(segment, state) && !(info.replayable && ahead_.newest())) {
-            state.unflushed.add(rows);
+        State & state = state_of(info, w);
+        if (!in_ring(segment, state)) {
+            state.unflushed.add(state_ranges_[static_cast<size_t>(w)]);
+            unflushed_writes_.push_back(w);
             continue;
         }
         if (!waits && ahead_.newest() && !core_.inner.wait(Stream::download, ahead_.newest())) return false;
         waits = true;
-        if (!download_rows(state, rows, Stream::download)) return false;
+        if (!download_rows(state, state_ranges_[static_cast<size_t>(w)], Stream::download)) return false;
     }
+    if (!info.replayable || unflushed_writes_.size() < kWritesAtOnce || !ahead_.newest()) return true;
+    return core_.inner.wait(Stream::download, ahead_.newest()) && flush_writes(info, Stream::download);
+}
+
+// Each write by itself: their union may cover bytes between them that the device does not have.
+bool Executor::flush_writes(const GraphInfo & info, Stream stream) {
+    host_state_changed_ |= !unflushed_writes_.empty();
+    for (int w : unflushed_writes_)
+        if (!download_rows(state_of(info, w), state_ranges_[static_cast<size_t>(w)], stream)) return false;
+    for (int w : unflushed_writes_)
+        state_of(info, w).unflushed.clear();
+    unflushed_writes_.clear();
     return true;
 }
 

@@ -44,9 +44,9 @@ bool WorkAhead::mark_uploads() {
 
 WorkAhead::Fed WorkAhead::upload(ggml_tensor & target, const void * data, size_t begin, size_t end, Gate * gate) {
     while (begin < end) {
-        if (gate && gate->requested()) return Fed::interrupted;
         const size_t bytes = std::min<size_t>(end - begin, kPieceBytes);
         if (!make_room(upload_pace_.predict_ns(bytes), 0, UINT32_MAX)) return Fed::lost;
+        if (gate && gate->requested()) return Fed::interrupted; // perhaps while it waited for room
         if (!inner_.set(stream_, &target, static_cast<const char *>(data) + begin, begin, bytes)) return Fed::lost;
         begin += bytes;
         unmarked_bytes_ += bytes;
