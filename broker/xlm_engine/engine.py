@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import queue
 import time
@@ -227,6 +228,7 @@ class Engine:
         for early in self._backlog:
             self._handle(batcher, gate, early)
         self._backlog.clear()
+        gc.freeze()  # what was loaded is never garbage: a collection, which the link has to wait for, stays short
         while True:
             self._channel.busy = batcher.has_work or gate.has_work
             message = self._next_message(self._patience_s(batcher))

@@ -33,9 +33,10 @@ def busy_cpus() -> float:
 
 
 def own_seconds(broker: RunningBroker) -> float:
-    """The same of this process, the broker and the engine."""
+    """The same of this process, the broker, the engine and the planning process."""
     assert broker.process is not None
-    times = [psutil.Process(pid).cpu_times() for pid in (None, broker.process.pid, broker.engine_pid())]
+    started = psutil.Process(broker.process.pid)
+    times = [process.cpu_times() for process in (psutil.Process(), started, *started.children())]
     return float(sum(t.user + t.system for t in times))
 
 
