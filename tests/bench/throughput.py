@@ -7,10 +7,14 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 import xlm
-from tests.support.running_broker import running_broker
+from tests.bench.reclaim import busy_cpus, own_seconds
+from tests.support.running_broker import RunningBroker, running_broker
 
 SYSTEM = "You are Greta, a blacksmith."
 QUESTION = "Tell me a long story about the sword you forged for the king, and the dragon it was made for."
@@ -50,22 +54,57 @@ class BareLoop:
         self.process.wait()
 
 
+@dataclass(frozen=True)
+class Pair:
+    """One round of each side, right after each other, and the CPUs that other programs took meanwhile."""
+
+    ours: float
+    bare: float
+    others_cpus: float
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.bare
+
+
+def play(broker: RunningBroker, client: xlm.Client, bare: BareLoop, ours_first: bool) -> Pair:
+    def own() -> float:
+        times = psutil.Process(bare.process.pid).cpu_times()
+        return own_seconds(broker) + times.user + times.system
+
+    began_s, all_s, own_s = time.monotonic(), busy_cpus(), own()
+    if ours_first:
+        ours, theirs = through_broker(client), bare.round()
+    else:
+        theirs, ours = bare.round(), through_broker(client)
+    others_s = busy_cpus() - all_s - (own() - own_s)
+    return Pair(ours, theirs, max(0.0, others_s / (time.monotonic() - began_s)))
+
+
 def measure(rounds: int) -> dict[str, Any]:
+    """Pairs in turn about. Those with least of other programs count: a busy machine scatters a pair by a quarter."""
     bare = BareLoop()
     try:
         with running_broker(budget="1GiB", sim_vram="1GiB", ctx=N_CTX) as broker, broker.connect("bench") as client:
             through_broker(client)
             bare.round()
-            pairs = [(through_broker(client), bare.round()) for _ in range(rounds)]
+            pairs = [play(broker, client, bare, index % 2 == 0) for index in range(rounds)]
     finally:
         bare.close()
-    ratios = [ours / theirs for ours, theirs in pairs]
+    return figures(pairs)
+
+
+def figures(pairs: list[Pair]) -> dict[str, Any]:
+    quiet = sorted(pairs, key=lambda pair: pair.others_cpus)[: (len(pairs) + 1) // 2]
     return {
-        "rounds": rounds,
+        "rounds": len(pairs),
         "tokens": N_TOKENS,
-        "xlm_tokens_per_s": statistics.median(p[0] for p in pairs),
-        "bare_tokens_per_s": statistics.median(p[1] for p in pairs),
-        "ratio_median": statistics.median(ratios),
-        "ratio_min": min(ratios),
-        "ratio_max": max(ratios),
+        "quiet_rounds": len(quiet),
+        "others_cpus": max(pair.others_cpus for pair in quiet),
+        "xlm_tokens_per_s": statistics.median(pair.ours for pair in quiet),
+        "bare_tokens_per_s": statistics.median(pair.bare for pair in quiet),
+        "ratio_median": statistics.median(pair.ratio for pair in quiet),
+        "ratio_min": min(pair.ratio for pair in quiet),
+        "ratio_max": max(pair.ratio for pair in quiet),
+        "ratio_median_of_all": statistics.median(pair.ratio for pair in pairs),
     }
