@@ -71,7 +71,7 @@ class PrivateBroker:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for us; we stop the broker in order
+                process_group=0,  # Ctrl-C is for us; we stop the broker in order. Not a session: see the supervisor
                 env=child_environment(),
             )
 
