@@ -52,6 +52,8 @@ def test_threads_that_compute_step_back(broker: RunningBroker) -> None:
     pid, engine = broker.process.pid, broker.engine_pid()
     planning = next(c.pid for c in psutil.Process(pid).children() if "planning_process" in " ".join(c.cmdline()))
     own = os.getpriority(os.PRIO_PROCESS, pid)
+    if own > 9:
+        pytest.skip("this run itself is so nice that nobody can step back behind it")
     for child in (engine, planning):
         assert os.getsid(child) == os.getsid(pid)
         assert os.getpgid(child) == child
