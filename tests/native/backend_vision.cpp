@@ -210,6 +210,7 @@ void test_every_placement_and_budget() {
         }
     }
     CHECK(stats().n_attention_tiles > 0);
+    CHECK(stats().n_patch_tiles > 0);
     CHECK_EQ(memory().over_budget_events, uint64_t{0});
 }
 

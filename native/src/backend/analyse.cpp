@@ -315,10 +315,10 @@ private:
         entry.cpu_only = true;
     }
 
-    bool read_by_device(int root, int made_by) const {
+    bool read_by_device(int root, int made_by) {
         for (int i = made_by + 1; i < graph_.n_nodes; i++) {
             const Node & entry = info_.nodes[static_cast<size_t>(i)];
-            if (entry.cpu_only || entry.tiled) continue;
+            if (entry.cpu_only || (entry.tiled && root == mask_root(i))) continue;
             for (uint32_t s = 0; s < entry.n_sources; s++)
                 if (info_.sources[entry.first_source + s] == root) return true;
         }
@@ -376,7 +376,7 @@ GraphInfo analyse_graph(const ggml_cgraph & graph, Resolver & resolver) {
     for (const ExpertGroup & group : info.experts)
         items.push_back({expert_scratch(group).bytes, group.first, group.last + kFusionReach});
     if (info.vision) fit_to_spans(info, vision_spans(info, all, 0), kTilePatches.front(), items);
-    info.scratch_need_bytes = plan_scratch(items, 256).peak_bytes;
+    info.scratch_need_bytes = (info.vision ? plan_scratch_tightly : plan_scratch)(items, 256).peak_bytes;
     return info;
 }
 

@@ -267,10 +267,24 @@ private:
 
 } // namespace
 
+namespace {
+
+// The patches are the rows of the first factor there, and kernels choose another path where those do not go by fours.
+bool same_path(const PatchRun & run, int64_t units) {
+    const auto by_fours = [&](int64_t n) { return n * run.patches_per_unit % 4 == 0; };
+    const int64_t rest = run.n_units % units;
+    return by_fours(units) == by_fours(run.n_units) && (rest == 0 || by_fours(rest) == by_fours(run.n_units));
+}
+
+} // namespace
+
 PatchTiles::PatchTiles(const PatchRun & run, int64_t patches) {
     const int64_t most = std::max<int64_t>(run.embeds ? 1 : kLeastTile, patches / run.patches_per_unit);
     n_tiles = (run.n_units + most - 1) / most;
     units = (run.n_units + n_tiles - 1) / n_tiles;
+    while (run.embeds && units > 0 && !same_path(run, units))
+        units--;
+    if (units == 0) units = run.n_units;
     n_tiles = (run.n_units + units - 1) / units;
 }
 

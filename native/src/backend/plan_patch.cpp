@@ -12,7 +12,7 @@ bool Planner::lay_out() {
             items[static_cast<size_t>(r)].first = std::min(items[static_cast<size_t>(r)].first, segment.first);
     append_expert_items(items, [&](size_t g) { return group_at(info_.experts[g].first) >= 0; });
     if (info_.vision) fit_to_spans(info_, segment_spans(), plan_.tile_patches, items);
-    const ScratchLayout layout = plan_scratch(items, inner_.alignment());
+    const ScratchLayout layout = layout_of(items);
     if (info_.vision) exact_scratch_bytes_[plan_.tile_patches] = layout.peak_bytes;
     if (!cache_.place_scratch(layout.peak_bytes)) {
         plan_.uses_device = false;

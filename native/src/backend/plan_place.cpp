@@ -27,11 +27,15 @@ void Planner::place_everything() {
     place_states();
 }
 
+ScratchLayout Planner::layout_of(const std::vector<ScratchItem> & items) const {
+    return (info_.vision ? plan_scratch_tightly : plan_scratch)(items, inner_.alignment());
+}
+
 uint64_t Planner::scratch_estimate() const {
     std::vector<ScratchItem> items = scratch_items(info_, on_device_);
     append_expert_items(items, [&](size_t g) { return may_go_by_expert(info_.experts[g]); });
     if (info_.vision) fit_to_spans(info_, vision_spans(info_, on_device_, plan_.from), plan_.tile_patches, items);
-    return plan_scratch(items, inner_.alignment()).peak_bytes;
+    return layout_of(items).peak_bytes;
 }
 
 // Where the activations do not fit, tiles have fewer patches; then, and where the sub-layers are not cut into

@@ -65,6 +65,7 @@ private:
     // -- what finds place on the device: plan_place.cpp
     void place_everything();
     uint64_t scratch_estimate() const;
+    ScratchLayout layout_of(const std::vector<ScratchItem> & items) const;
     bool place_vision_scratch();
     bool try_vision_scratch(int64_t patches, bool whole, bool beside_weights);
     uint64_t least_weight_bytes() const;

@@ -66,7 +66,52 @@ struct Death {
     bool operator>(const Death & other) const { return last > other.last; }
 };
 
+uint64_t rounded_bytes(const ScratchItem & item, uint64_t alignment) {
+    return (std::max<uint64_t>(item.bytes, 1) + alignment - 1) / alignment * alignment;
+}
+
+struct Placed {
+    uint64_t offset, end;
+    int first, last;
+};
+
+// `placed` is in order of offsets.
+uint64_t lowest_free(const std::vector<Placed> & placed, const ScratchItem & item, uint64_t bytes) {
+    uint64_t offset = 0;
+    for (const Placed & other : placed) {
+        if (other.first > item.last || other.last < item.first || other.end <= offset) continue;
+        if (other.offset >= offset + bytes) break;
+        offset = other.end;
+    }
+    return offset;
+}
+
+ScratchLayout largest_first(const std::vector<ScratchItem> & items, uint64_t alignment) {
+    std::vector<size_t> order(items.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return items[a].bytes > items[b].bytes; });
+    ScratchLayout layout;
+    layout.offsets.assign(items.size(), 0);
+    std::vector<Placed> placed;
+    for (size_t i : order) {
+        if (items[i].first < 0) continue;
+        const uint64_t bytes = rounded_bytes(items[i], alignment), offset = lowest_free(placed, items[i], bytes);
+        const Placed place{offset, offset + bytes, items[i].first, items[i].last};
+        placed.insert(std::upper_bound(placed.begin(), placed.end(), place,
+                                       [](const Placed & a, const Placed & b) { return a.offset < b.offset; }),
+                      place);
+        layout.offsets[i] = offset;
+        layout.peak_bytes = std::max(layout.peak_bytes, place.end);
+    }
+    return layout;
+}
+
 } // namespace
+
+ScratchLayout plan_scratch_tightly(const std::vector<ScratchItem> & items, uint64_t alignment) {
+    ScratchLayout by_birth = plan_scratch(items, alignment), by_size = largest_first(items, alignment);
+    return by_size.peak_bytes < by_birth.peak_bytes ? by_size : by_birth;
+}
 
 ScratchLayout plan_scratch(const std::vector<ScratchItem> & items, uint64_t alignment) {
     std::vector<size_t> order(items.size());
@@ -76,9 +121,7 @@ ScratchLayout plan_scratch(const std::vector<ScratchItem> & items, uint64_t alig
     layout.offsets.assign(items.size(), 0);
     FreeList free_list;
     std::priority_queue<Death, std::vector<Death>, std::greater<>> deaths;
-    const auto rounded = [&](size_t i) {
-        return (std::max<uint64_t>(items[i].bytes, 1) + alignment - 1) / alignment * alignment;
-    };
+    const auto rounded = [&](size_t i) { return rounded_bytes(items[i], alignment); };
     for (size_t i : order) {
         if (items[i].first < 0) continue;
         while (!deaths.empty() && deaths.top().last < items[i].first) {

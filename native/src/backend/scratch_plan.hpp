@@ -20,4 +20,8 @@ struct ScratchLayout {
 // First fit in order of birth. Two items share bytes only when their lifetimes do not meet.
 ScratchLayout plan_scratch(const std::vector<ScratchItem> & items, uint64_t alignment);
 
+// The better of that and of largest items first, each at the lowest offset that is free all its life. Takes longer:
+// for graphs that run long.
+ScratchLayout plan_scratch_tightly(const std::vector<ScratchItem> & items, uint64_t alignment);
+
 } // namespace xlm
