@@ -20,12 +20,20 @@ Embeddings = npt.NDArray[np.float32]
 
 
 class StockVlm:
-    """One model and its tower through libmtmd's own helpers. ``device``: a ggml device for both, None is the CPU."""
+    """One model and its tower through libmtmd's own helpers. ``device``: a ggml device for both, None is the CPU.
 
-    def __init__(self, files: Files, *, device: int | None = None, flash: bool = True, **options: Any) -> None:
-        self.llama = PlainLlama(files.model, device=device, n_gpu_layers=999 if device is not None else 0, **options)
+    ``layers``: of the language model, on the device; None: all. ``tower``: on the device too.
+    """
+
+    def __init__(
+        self, files: Files, *, device: int | None = None, flash: bool = True, layers: int | None = None,
+        tower: bool = True, **options: Any,
+    ) -> None:  # fmt: skip
+        layers = layers if layers is not None else 999
+        self.llama = PlainLlama(files.model, device=device, n_gpu_layers=layers if device is not None else 0, **options)
         params = mtmd_cpp.mtmd_context_params_default()
-        params.use_gpu, params.device = device is not None, device
+        tower = tower and device is not None
+        params.use_gpu, params.device = tower, device if tower else None
         params.n_threads = options.get("n_threads", 2)
         params.warmup = False
         params.print_timings = False
@@ -74,13 +82,7 @@ class StockVlm:
 
     def greedy(self, text: str, images: Sequence[Image], n_tokens: int) -> list[int]:
         """Greedy continuation of a prompt with images, from an empty cache."""
-        self.llama.reset()
-        past = llama_cpp.llama_pos(0)
-        with self.chunks(text, images) as chunks:
-            status = mtmd_cpp.mtmd_helper_eval_chunks(
-                self.context, self.llama.context, chunks, 0, 0, self.llama.n_ubatch, True, ctypes.byref(past)
-            )
-        assert status == 0, f"mtmd_helper_eval_chunks returned {status}"
+        self.evaluate(text, images)
         out: list[int] = []
         while len(out) < n_tokens:
             token = self.llama.argmax()
@@ -89,6 +91,16 @@ class StockVlm:
             out.append(token)
             self.llama.decode([token])
         return out
+
+    def evaluate(self, text: str, images: Sequence[Image]) -> None:
+        """Encodes the images of a prompt and computes it, from an empty cache."""
+        self.llama.reset()
+        past = llama_cpp.llama_pos(0)
+        with self.chunks(text, images) as chunks:
+            status = mtmd_cpp.mtmd_helper_eval_chunks(
+                self.context, self.llama.context, chunks, 0, 0, self.llama.n_ubatch, True, ctypes.byref(past)
+            )
+        assert status == 0, f"mtmd_helper_eval_chunks returned {status}"
 
 
 def marker() -> str:

@@ -75,6 +75,8 @@ def frame(width: int, height: int, seed: int = 0) -> bytes:
 def _write_text(path: Path, shape: Shape) -> Path:
     """llama, or qwen2vl with M-RoPE; SmolLM2's tokenizer."""
     tokenizer, n_vocab = tiny_model._tokenizer_keys(keep_template=True)
+    if shape.family == "idefics3":
+        tokenizer = [_renamed(key) for key in tokenizer]
     arch = "qwen2vl" if shape.family == "qwen25vl" else "llama"
     writer = gguf.GGUFWriter(path, arch)
     _text_keys(writer, shape, mrope=arch == "qwen2vl")
@@ -83,6 +85,17 @@ def _write_text(path: Path, shape: Shape) -> Path:
     _finish(writer)
     path.write_bytes(tiny_model._with_keys(path.read_bytes(), tokenizer))
     return path
+
+
+# Idefics 3 stands these around slices; SmolLM2's tokenizer has the others, and no use for them.
+_SLICE_TOKENS: Final = {b"<issue_comment>": b"<fake_token_around_image>", b"<issue_closed>": b"<global-img>"}
+
+
+def _renamed(key: bytes) -> bytes:
+    """A key of GGUF with some of its strings replaced, each of which stands behind its length."""
+    for old, new in _SLICE_TOKENS.items():
+        key = key.replace(len(old).to_bytes(8, "little") + old, len(new).to_bytes(8, "little") + new)
+    return key
 
 
 def _text_keys(writer: gguf.GGUFWriter, shape: Shape, *, mrope: bool) -> None:

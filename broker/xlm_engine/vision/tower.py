@@ -127,7 +127,8 @@ class VisionTower:
         return known
 
     def _look(self, image: Image) -> Seen:
-        with self._projector.chunks(image) as chunks:
+        # what it is made of depends on its size only: its pixels are scaled once, when it is encoded
+        with self._projector.chunks(Image(b"", image.width, image.height, "")) as chunks:
             parts = [self._projector.part(chunk) for chunk in chunks]
         runs = sum(isinstance(part, ImagePart) for part in parts)
         return Seen(image.key, parts, image, [None] * runs)

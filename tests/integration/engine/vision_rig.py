@@ -97,15 +97,20 @@ class Rig:
 
 @contextmanager
 def rig(
-    files: Files, budget_bytes: int = 0, device: link.DeviceConfig = SIM, n_ubatch: int = 64, **config: Any
+    files: Files,
+    budget_bytes: int = 0,
+    device: link.DeviceConfig = SIM,
+    n_ubatch: int = 64,
+    n_threads: int = 1,
+    **config: Any,
 ) -> Iterator[Rig]:
     settings = {"n_ctx": 4096, "n_sessions": 2, **config}
-    opened = devices.open_device(device, budget_bytes, 1)
+    opened = devices.open_device(device, budget_bytes, n_threads)
     model = link.ModelConfig(path=str(files.model), mmproj=str(files.mmproj), n_ubatch=n_ubatch, **settings)
     runtime: Runtime | None = None
     _LOG.install()
     try:
-        runtime = Runtime(opened, model, 1, _LOG, lambda _: True)
+        runtime = Runtime(opened, model, n_threads, _LOG, lambda _: True)
         prompts = engines.make_prompts(runtime, model)
         warmup.measure_scratch(runtime, lambda _: None)
         messages: list[link.FromEngine] = []
