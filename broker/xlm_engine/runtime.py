@@ -21,7 +21,7 @@ from xlm.protocol import link
 from xlm_engine import gguf_check, gguf_header
 from xlm_engine.llama_log import LlamaLog
 from xlm_engine.vision.batch import ImageBatch
-from xlm_engine.vision.check import check_projector, projector_kind
+from xlm_engine.vision.check import check_projector, projector_kind, projector_numbers
 from xlm_engine.vision.mtmd import Embeddings, Positions
 from xlm_engine.vision.schedule import with_vision
 from xlm_engine.vision.tower import VisionTower
@@ -148,6 +148,8 @@ class Runtime:
             file_bytes=os.stat(config.mmproj).st_size,
             n_embd=self.vision.n_embd,
             max_image_tokens=most,
+            sublayers=[sub for sub in self.device.sublayers() if sub.model_id == self.vision.model_id],
+            hparams=projector_numbers(header),
         )
         self.n_step_max = max(config.n_ubatch, together)
 

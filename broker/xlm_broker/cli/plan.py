@@ -16,7 +16,7 @@ from xlm._sizes import parse_size
 from xlm.errors import ProfileError, RequestError, ShapeError, XlmError
 from xlm.protocol.link import DeviceConfig, DeviceFacts, SimConfig
 from xlm_broker.config import KvType, Options, defaults, demo_model, device_of
-from xlm_broker.gguf_facts import work_from_gguf
+from xlm_broker.gguf_facts import read_header, work_from_gguf
 from xlm_broker.planner.sharding import engine_capabilities
 from xlm_broker.planner.sharding.costs import Capabilities
 from xlm_broker.planner.sharding.hardware import Machine, machine_from_row
@@ -28,6 +28,9 @@ from xlm_broker.planner.sharding.plan import require_device as plan_required
 from xlm_broker.planner.sharding.profile import MachineProfile
 from xlm_broker.planner.sharding.report import GIB, CurvePoint, as_json, as_text, curve, curve_budgets, sublayer_rows
 from xlm_broker.planner.sharding.shapes import model_work, shape_from_entry
+from xlm_broker.planner.sharding.tower import tower_from_header
+from xlm_broker.planner.sharding.vision import VisionPlanner
+from xlm_broker.planner.sharding.vision_report import image_lines, image_rows
 from xlm_broker.planner.sharding.work import ModelWork, with_sessions
 from xlm_broker.planner.sharding.workload import DECODE_TOKENS, PROMPT_TOKENS, Objective, Workload
 from xlm_broker.profile_choice import expected_key
@@ -43,6 +46,7 @@ OBJECTIVES: tuple[Objective, ...] = ("interactive", "throughput")
 def plan(
     budget: Annotated[str, typer.Option(help="Device memory to use: bytes, 512MiB, 2GiB.")],
     model: Annotated[str, typer.Option(help="A GGUF file (only its header is read), or 'demo'.")] = "",
+    mmproj: Annotated[str, typer.Option(help="The model's projector: also plan images.")] = "",
     shape: Annotated[str, typer.Option(help="models.json#NAME: a model from its numbers.")] = "",
     machine: Annotated[str, typer.Option(help="machines.csv#NAME: another machine. Empty: this one's profile.")] = "",
     profile: Annotated[str, typer.Option(help="Profile of this machine. Empty: where `xlm profile` puts it.")] = "",
@@ -84,6 +88,7 @@ def plan(
     use with the same words.
 
     Example:  xlm plan --model model.gguf --budget 2GiB --context 8192 --explain
+    Example:  xlm plan --model model.gguf --mmproj mmproj.gguf --budget 1GiB --explain
     Example:  xlm plan --shape models.json#NAME --machine machines.csv#NAME --budget 2048MiB --context 1024 --json
     """
     usual = _OF_A_SHAPE if shape else {**_BROKER, "prompt": PROMPT_TOKENS}
@@ -99,13 +104,17 @@ def plan(
     if require_device:
         plan_required(planning, found)
     points = curve(planning, curve_budgets(planning)) if curve_file else []
+    images = image_rows(_vision(planning, Path(mmproj)), budget_bytes) if mmproj else []
     if curve_file not in ("", "-"):
         _draw(points, planning, Path(curve_file))
     if as_json_:
         result = as_json(found, more, points)
+        result = {**result, "images": images} if mmproj else result
         print(json.dumps({**result, "sublayers": sublayer_rows(found)} if explain else result, indent=1))
         return
     print(as_text(found, more, points))
+    if mmproj:
+        print("\n" + "\n".join(image_lines(images, explain=explain)))
     if explain:
         print("\n" + "\n".join(_sublayer_lines(sublayer_rows(found), planning.tiers)))
 
@@ -131,6 +140,11 @@ class _Here(NamedTuple):
         return Options(
             model="demo", device=self.device, sim_vram=self.sim_vram, sim_link=self.sim_link, sim_set=self.sim_set
         )
+
+
+def _vision(planning: Planning, path: Path) -> VisionPlanner:
+    """ModelError, ShapeError for a file that is no projector."""
+    return VisionPlanner(tower_from_header(path.name, read_header(path)), planning.machine, planning.kernels)
 
 
 def _capabilities(kv_streaming: bool | None) -> Capabilities:

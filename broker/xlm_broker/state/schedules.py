@@ -294,4 +294,5 @@ def _same(one: link.Schedule, other: link.Schedule) -> bool:
         other.ring_bytes, other.reserve_bytes, other.budget_bytes,
     )  # fmt: skip
     same_experts = (one.experts, one.expert_window_bytes) == (other.experts, other.expert_window_bytes)
-    return same_memory and same_experts and one.tiers == other.tiers and one.priority == other.priority
+    same_vision = (one.vision_tiers, one.vision_ring_bytes) == (other.vision_tiers, other.vision_ring_bytes)
+    return same_memory and same_experts and same_vision and one.tiers == other.tiers and one.priority == other.priority

@@ -34,6 +34,13 @@ def projector_kind(header: Header) -> str:
     return header.text("clip.projector_type") or header.text("clip.vision.projector_type")
 
 
+def projector_numbers(header: Header) -> dict[str, int]:
+    """The whole numbers under ``clip.vision.``, by the rest of their key: what the tower's work depends on."""
+    prefix = "clip.vision."
+    names = [key.removeprefix(prefix) for key in header.metadata if key.startswith(prefix)]
+    return {name: header.number(prefix + name) for name in names if header.number(prefix + name) > 0}
+
+
 def _check_content(path: str, header: Header, file_bytes: int) -> None:
     architecture = header.text("general.architecture")
     if architecture != "clip":

@@ -69,6 +69,10 @@ class Projector(Struct, kw_only=True, frozen=True):
     file_bytes: int = 0
     n_embd: int = 0
     max_image_tokens: int = 0  # of one image in the context; 0: unknown
+    # the tower, for the planner: its sub-layers (native indices, behind the language model's), and the numbers of the
+    # file under clip.vision. that its work depends on; empty: the engine makes the vision phase by itself
+    sublayers: list[SubLayer] = []
+    hparams: dict[str, int] = {}
 
 
 class ModelFacts(Struct, kw_only=True, frozen=True):

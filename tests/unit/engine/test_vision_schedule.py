@@ -47,13 +47,19 @@ def test_every_sublayer_has_a_priority_attention_first() -> None:
 
 
 def test_the_ring_holds_pieces_of_the_tower_and_leaves_room() -> None:
-    assert with_vision(schedule(1 << 20), SUBS, TOWER).vision_ring_bytes == 4 * 5000
-    assert with_vision(schedule(44_000), SUBS, TOWER).vision_ring_bytes == 11_000
+    assert with_vision(schedule(1 << 20), SUBS, TOWER).vision_ring_bytes == 2 * 5000
+    assert with_vision(schedule(40_004), SUBS, TOWER).vision_ring_bytes == 10_000
     assert with_vision(schedule(30_000), SUBS, TOWER).vision_ring_bytes == 0  # not even two pieces
 
 
 def test_no_budget_no_phase() -> None:
     assert with_vision(schedule(0), SUBS, TOWER).vision_tiers == []
+
+
+def test_a_phase_of_another_tower_is_not_taken() -> None:
+    other = [link.Tier(max_tokens=500, placement=bytes(9))]
+    made = with_vision(schedule(1 << 20, vision_tiers=other, vision_ring_bytes=3), SUBS, TOWER)
+    assert [tier.max_tokens for tier in made.vision_tiers] == [ANY_PATCHES]
 
 
 def test_the_planners_own_phase_stays() -> None:

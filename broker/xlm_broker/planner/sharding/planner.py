@@ -28,6 +28,8 @@ from .problem import StateArray, search_efforts
 from .profile import MachineProfile
 from .shrink import shrunk_schedule
 from .slots import ExpertPlans
+from .tower import tower_from_facts
+from .vision import VisionPlanner, vision_tiers
 from .workload import Workload
 
 _PLACEMENT = np.zeros(4, dtype=np.uint8)
@@ -72,7 +74,7 @@ class ShardingPlanner:
         plan = self._found(planning, device, budget, current, self._experts(planning, model, device, routing))
         if require:
             require_device(planning, plan)
-        return to_schedule(plan, model, budget, schedule_id)
+        return self._with_vision(to_schedule(plan, model, budget, schedule_id), model, device)
 
     def plans(
         self,
@@ -97,7 +99,7 @@ class ShardingPlanner:
                 return
             worse = best is not None and plan.solution.objective > best.solution.objective * (1 - WORTH_SENDING)
             best = best if worse and best is not None else plan
-            yield to_schedule(best, model, budget, 0), last
+            yield self._with_vision(to_schedule(best, model, budget, 0), model, device), last
 
     def _experts(
         self, planning: Planning, model: ModelFacts, device: DeviceFacts, routing: Sequence[ExpertStats]
@@ -134,7 +136,19 @@ class ShardingPlanner:
     ) -> Schedule:
         """What is left of ``schedule`` in a smaller budget: evicts, adds nothing, searches nothing. Never raises."""
         budget = max(0, budget_bytes) if _usable(device) else 0
-        return shrunk_schedule(model, schedule, budget, schedule_id=schedule_id)
+        return self._with_vision(shrunk_schedule(model, schedule, budget, schedule_id=schedule_id), model, device)
+
+    def _with_vision(self, schedule: Schedule, model: ModelFacts, device: DeviceFacts) -> Schedule:
+        """Adds the vision phase of a model with a projector. Arithmetic over some dozens of sub-layers: no search."""
+        count = len(schedule.tiers[0].placement) if schedule.tiers else 0
+        tower = tower_from_facts(model.projector, count) if model.projector is not None else None
+        if tower is None or not _usable(device):
+            return schedule
+        planning = self.planning(model, device)
+        planner = VisionPlanner(tower, planning.machine, planning.kernels)
+        tiers, ring, times = vision_tiers(planner, schedule.budget_bytes)
+        predicted = {**schedule.predicted, **times}
+        return struct_replace(schedule, vision_tiers=tiers, vision_ring_bytes=ring, predicted=predicted)
 
     def minimum_device_bytes(self, model: ModelFacts) -> int:
         return minimum_device_bytes(model)
