@@ -56,7 +56,7 @@ struct ExpertPlace {
 struct Plan {
     uint32_t tier = 0;
     uint64_t epoch = 0;
-    int from = 0; // first node
+    int from = 0;             // first node
     int64_t tile_patches = 0; // of a vision graph
     uint64_t max_segment_cost = UINT64_MAX;
     bool partial = false; // goes on with a node that has a part of its result: not for another step
