@@ -8,7 +8,6 @@ is one, the causal id ``cause`` that also travels on the wire.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 from array import array
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, TextIO, cast
 
 import structlog
+
+from xlm_broker.log_stream import LogStream
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -41,26 +42,10 @@ def configure(config: LogConfig, stream: TextIO | None = None) -> TextIO:
             *_renderers(config, out),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[config.level]),
-        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Unfailing(out))),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, LogStream(out))),
         cache_logger_on_first_use=False,
     )
     return out
-
-
-class _Unfailing:
-    """A stream whose failures are not the broker's: a full disk or a closed terminal loses lines, nothing else."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError, ValueError):
-            return self._stream.write(text)
-        return 0
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.flush()
 
 
 def logger() -> Logger:

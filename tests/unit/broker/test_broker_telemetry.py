@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,3 +111,23 @@ def test_a_stream_that_fails_loses_lines_only() -> None:
     for stream in (Broken(), closed):
         configure(LogConfig(json=True), stream)
         logger().error("engine_exited")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot be asked whether a pipe is full")
+def test_a_pipe_that_nobody_reads_holds_nothing_up() -> None:
+    """A launcher that pipes the broker's standard error and forgets it must not stop the releasing of memory."""
+    reading, writing = os.pipe()
+    sent = 3000
+    with os.fdopen(reading, "rb", buffering=0) as reader, os.fdopen(writing, "w") as out:
+        configure(LogConfig(json=True), out)
+        for number in range(sent):
+            logger().info("filling", number=number, text="x" * 9 * (number % 1000))  # also longer than a pipe's piece
+        os.set_blocking(reading, False)
+        before = b"".join(iter(lambda: reader.read(1 << 16) or b"", b""))
+        logger().info("again")
+        after = reader.read(1 << 16) or b""
+    numbers = [json.loads(line)["number"] for line in before.splitlines() if line.endswith(b"}")]
+    assert numbers == list(range(len(numbers)))
+    lost, again = [json.loads(line) for line in after.splitlines() if line]
+    assert (lost["event"], lost["count"]) == ("log_lines_lost", sent - len(numbers))
+    assert again["event"] == "again"
