@@ -33,8 +33,9 @@ class LinkFolder:
 
     def take(self) -> None:
         """Makes the folder ours and empty of sockets, and removes those of dead brokers. EndpointError if it cannot."""
-        if self._lock.held:
+        if self._lock.intact:
             return
+        self._lock.release()  # somebody, a cleaner of temporary folders perhaps, removed what it locked
         prepare_folder(self.path.parent)
         sweep(self.path.parent, but=self.path)
         self._acquire()
@@ -54,9 +55,9 @@ class LinkFolder:
 
     def remove(self) -> None:
         """Safe to call twice, and when nothing was taken."""
-        if self._lock.held:
+        if self._lock.intact:
             shutil.rmtree(self.path, ignore_errors=True)
-            self._lock.release()
+        self._lock.release()
 
 
 def sweep(parent: Path, *, but: Path) -> None:

@@ -58,6 +58,11 @@ class EndpointLock:
     def held(self) -> bool:
         return self._file is not None
 
+    @property
+    def intact(self) -> bool:
+        """Held, and the file is still where others look for it."""
+        return self._file is not None and self._is_current(self._file)
+
     def acquire(self) -> None:
         """Takes the lock or raises EndpointError: ``endpoint_in_use`` (names the holder) or ``endpoint_forbidden``."""
         while self._file is None:
@@ -78,10 +83,10 @@ class EndpointLock:
             ) from error
 
     def release(self) -> None:
-        """Removes the file and gives the lock back; safe to call twice."""
+        """Removes the file, if it is still ours, and gives the lock back; safe to call twice."""
         if self._file is None:
             return
-        if sys.platform != "win32":  # there, an open file cannot be removed; the empty lock file stays
+        if sys.platform != "win32" and self.intact:  # there, an open file cannot be removed; the empty lock file stays
             self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._file.close()
@@ -99,7 +104,7 @@ class EndpointLock:
     def _is_current(self, file: IO[str]) -> bool:
         try:
             on_disk = os.stat(self._path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         return os.path.samestat(on_disk, os.fstat(file.fileno()))
 

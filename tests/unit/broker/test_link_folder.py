@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,6 +70,31 @@ def test_the_next_broker_of_an_endpoint_takes_the_folder_over(tmp_path: Path) ->
     assert [path.name for path in folder.path.iterdir()] == ["owner.lock"]
     assert folder.path.stat().st_mode & 0o777 == 0o700
     folder.remove()
+
+
+def test_a_folder_that_was_cleaned_away_is_made_again(tmp_path: Path) -> None:
+    """Of temporary folders some systems remove what is old; the next engine needs its link all the same."""
+    folder = LinkFolder(tmp_path / "run" / "engine-x", "ipc:///x")
+    folder.take()
+    shutil.rmtree(tmp_path / "run")
+    folder.take()
+    assert [path.name for path in folder.path.iterdir()] == ["owner.lock"]
+    with pytest.raises(EndpointError, match="another broker"):
+        LinkFolder(folder.path, "ipc:///x").take()
+    folder.remove()
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_what_another_broker_made_in_its_place_is_left_alone(tmp_path: Path) -> None:
+    folder, other = LinkFolder(tmp_path / "engine-x", "ipc:///x"), LinkFolder(tmp_path / "engine-x", "ipc:///x")
+    folder.take()
+    shutil.rmtree(folder.path)
+    other.take()
+    folder.remove()
+    assert other.path.exists()
+    with pytest.raises(EndpointError, match="another broker"):
+        LinkFolder(other.path, "ipc:///x").take()
+    other.remove()
 
 
 def test_what_is_not_a_brokers_stays_and_what_was_half_swept_goes(tmp_path: Path) -> None:
