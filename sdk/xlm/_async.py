@@ -224,10 +224,14 @@ class AsyncClient(BaseClient):
         return Status.from_message(await self._answer(call, messages.Status, None))
 
     async def wait_notice(self, timeout: float | None = None) -> Notice | None:
-        """The next notice, waiting for it at most ``timeout`` seconds; None: there is none. Not with ``on_notice``."""
+        """The next notice, waiting for it at most ``timeout`` seconds; None: there is none. Not with ``on_notice``.
+
+        Raises like any call once the client is closed, or failed for good, and the last notice was taken.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while (notice := self._next_notice()) is None:
+                    self._check_notices_may_come()
                     await self._waiters.next_change()
                 return notice
         return None

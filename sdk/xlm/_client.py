@@ -207,11 +207,15 @@ class Client(BaseClient):
         return Status.from_message(self._answer(call, messages.Status, None))
 
     def wait_notice(self, timeout: float | None = None) -> Notice | None:
-        """The next notice, waiting for it at most ``timeout`` seconds; None: there is none. Not with ``on_notice``."""
+        """The next notice, waiting for it at most ``timeout`` seconds; None: there is none. Not with ``on_notice``.
+
+        Raises like any call once the client is closed, or failed for good, and the last notice was taken.
+        """
         until = None if timeout is None else time.monotonic() + timeout
         while (notice := self._next_notice()) is None:
             left = None if until is None else max(0.0, until - time.monotonic())
-            if not self._link.wait(lambda: bool(self._connection.notices), left):
+            self._check_notices_may_come()
+            if not self._link.wait(lambda: bool(self._connection.notices) or self._ended, left):
                 return None
         return notice
 

@@ -111,8 +111,17 @@ class BaseClient:
         except IndexError:
             return None
 
+    @property
+    def _ended(self) -> bool:
+        return self._connection.phase in (Phase.FAILED, Phase.CLOSED)
+
     def _settled(self) -> bool:
-        return self._connection.phase in (Phase.READY, Phase.FAILED, Phase.CLOSED)
+        return self._connection.phase is Phase.READY or self._ended
+
+    def _check_notices_may_come(self) -> None:
+        """Whoever waits for one after the end would wait for ever."""
+        if self._ended and not self._connection.notices:
+            raise self._connection.absence()
 
     def _check_connected(self, timeout_s: float | None) -> None:
         """After waiting for a connection. Raises what stands against it."""
@@ -172,8 +181,13 @@ def _key(endpoint: Endpoint, server_key: str | Path | None) -> str | None:
 
 
 def _name(name: str) -> str:
-    chosen = name or Path(sys.argv[0] if sys.argv else "").stem or "python"
     longest = 256  # messages.Name
+    program = Path(sys.argv[0] if sys.argv else "").stem.encode("utf-8", "replace").decode()[:longest]
+    chosen = name or program or "python"
     if len(chosen) > longest:
         raise RequestError(f"a client name has at most {longest} characters", code="bad_request")
+    try:
+        chosen.encode("utf-8")
+    except UnicodeEncodeError:
+        raise RequestError(f"the client name {chosen!r} is no text", code="bad_request") from None
     return chosen

@@ -58,7 +58,7 @@ class Socket:
     def no_handshake(self) -> str:
         """For people: why a connection may end before it is one."""
         if self._endpoint.path is not None:
-            return "the connection ended in the handshake: the broker ends, has no place for another one, or is no xlm-broker"
+            return "it ended in the handshake: the broker ends, has no place for another one, or is no xlm-broker"
         return "the encrypted handshake failed; is the server key right?"
 
     def dial(self) -> None:

@@ -97,7 +97,7 @@ Sight Socket::watch() {
 
 const char * Socket::no_handshake() const {
     if (endpoint_.url.compare(0, 6, "ipc://") == 0)
-        return "the connection ended in the handshake: the broker ends, has no place for another one, or is no xlm-broker";
+        return "it ended in the handshake: the broker ends, has no place for another one, or is no xlm-broker";
     return "the encrypted handshake failed; is the server key right?";
 }
 

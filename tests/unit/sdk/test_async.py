@@ -239,3 +239,14 @@ async def test_a_closed_loop_hurts_nobody(broker: FakeBroker) -> None:
         assert time.monotonic() < start + LONG
         await asyncio.sleep(0.001)
     await client.close()
+
+
+def test_who_waits_for_a_notice_learns_that_the_client_was_closed(broker: FakeBroker) -> None:
+    async def play() -> None:
+        async with xlm.aconnect(broker.endpoint, timeout=LONG) as client:
+            waiting = asyncio.create_task(client.wait_notice())
+            await asyncio.sleep(0)
+        with pytest.raises(xlm.ProtocolError, match="closed"):
+            await asyncio.wait_for(waiting, LONG)
+
+    asyncio.run(play())

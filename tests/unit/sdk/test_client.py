@@ -420,3 +420,20 @@ def shut_the_door(listener: socket.socket) -> None:
         while True:
             with listener.accept()[0] as connection:
                 connection.recv(64)
+
+
+def test_who_waits_for_a_notice_learns_that_the_client_was_closed(broker: FakeBroker) -> None:
+    client = xlm.connect(broker.endpoint, timeout=LONG)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.wait_notice)
+        client.close()
+        with pytest.raises(xlm.ProtocolError, match="closed"):
+            waiting.result(LONG)
+    with pytest.raises(xlm.ProtocolError, match="closed"):
+        client.wait_notice(LONG)
+
+
+@pytest.mark.parametrize("name", ["x" * 257, "\udcff"])
+def test_a_name_that_is_no_name(broker: FakeBroker, name: str) -> None:
+    with pytest.raises(xlm.RequestError, match="client name"):
+        xlm.connect(broker.endpoint, name=name)
