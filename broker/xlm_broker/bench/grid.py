@@ -52,6 +52,7 @@ class Grid:
     shares: tuple[float, ...] = SHARES
     prompts: tuple[int, ...] = PROMPTS
     depths: tuple[int, ...] = DEPTHS
+    thin: int = 1  # of the cases every so many-th, in diagonals: each card, budget and work stays, with each other
 
     def works(self) -> list[Work]:
         """A prompt longer than the depth it leads to cannot be: those pairs do not exist."""
@@ -68,10 +69,11 @@ class Grid:
         return sorted({work.n_ctx for work in self.works()})
 
     def cases(self, model: str, file_bytes: int) -> Iterator[Case]:
-        for card in self.cards:
-            for share in self.shares:
-                for work in self.works():
-                    yield Case(model, card, share, round(share * file_bytes), work)
+        for c, card in enumerate(self.cards):
+            for s, share in enumerate(self.shares):
+                for w, work in enumerate(self.works()):
+                    if (c + s + w) % self.thin == 0:
+                        yield Case(model, card, share, round(share * file_bytes), work)
 
 
 QUICK: Final = Grid(models=("dense", "moe"), cards=("mid",), shares=(0.3, 0.7), prompts=(512,), depths=(4096,))

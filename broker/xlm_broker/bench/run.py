@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import isfinite
@@ -23,7 +23,7 @@ from xlm_broker.bench.models import BenchModel, bench_model
 from xlm_broker.bench.plans import KINDS, Planned, fingerprint, placements
 from xlm_broker.bench.profiles import Cards, machine_threads, profiled_cards
 from xlm_broker.bench.statics import Best, Measured, Times, best
-from xlm_broker.bench.store import Store
+from xlm_broker.bench.store import OutOfTime, Store
 from xlm_broker.bench.sweep import LEAST_LIMIT_S, PATIENCE, SLOWEST_S, Candidate, Sweep
 
 VRAM_BYTES: Final = 8 << 30  # of the virtual card: never what limits; budgets are
@@ -38,6 +38,7 @@ class Options:
     threads: int = 0
     fresh: bool = False
     exact: bool = True
+    for_at_most_s: float = 0.0  # 0: to the end
     kinds: frozenset[tuple[int, int]] = frozenset({(512, 4096)})  # works for which the pure kinds are measured too
 
 
@@ -50,19 +51,32 @@ class Bench:
     rows: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     exact: dict[str, Any] | None = None
+    complete: bool = False
     _started: float = field(default_factory=time.monotonic)
 
     def run(self, done: Callable[[Bench], None] = lambda _bench: None) -> None:
-        """``done`` is called after each model. XlmError where a model or a device is missing."""
+        """``done`` is called after each model. XlmError where a model or a device is missing.
+
+        Out of time, it ends with the rows there are, ``complete`` False; what was measured is kept for the next run.
+        """
+        try:
+            self._run(done)
+            self.complete = True
+        except OutOfTime:
+            self._tell(f"out of time after {self.store.n_measured} measurements; start again to go on")
+
+    def _run(self, done: Callable[[Bench], None]) -> None:
         options = self.options
         self.threads = machine_threads(options.threads)
         models = [bench_model(name, options.folder, self._tell) for name in options.grid.models]
         self.cards = profiled_cards(
             options.folder / "profiles", options.grid.cards, [m.path for m in models], self.threads, self._tell
         )  # fmt: skip
-        self.store = Store(options.folder / "measured.jsonl", fresh=options.fresh)
+        until_s = self._started + options.for_at_most_s if options.for_at_most_s > 0 else 0.0
+        self.store = Store(options.folder / "measured.jsonl", fresh=options.fresh, until_s=until_s)
         for model in models:
-            self.rows += ModelBench(self, model).run()
+            for row in ModelBench(self, model).run():
+                self.rows.append(row)
             done(self)
         if options.exact:
             self.exact = self.store.once(
@@ -94,6 +108,7 @@ class Bench:
             "cards": {name: msgspec.to_builtins(rates) for name, rates in self.cards.rates.items()},
             "notes": self.notes,
             "exact": self.exact,
+            "complete": self.complete,
             "rows": self.rows,
         }
 
@@ -115,13 +130,14 @@ class ModelBench:
             self.grid, self.model, self.rates, self.bench.threads, self.store, self._key, self.bench._tell
         )
 
-    def run(self) -> list[dict[str, Any]]:
+    def run(self) -> Iterator[dict[str, Any]]:
         budgets = sorted({case.budget_bytes for case in self.cases})
         with Lazy("stock", self.bench.threads, VRAM_BYTES) as stock:
             candidates = self.sweep.run(stock, budgets)
         with Lazy("ours", self.bench.threads, VRAM_BYTES) as ours:
             contexts = self.grid.contexts()
-            return [row for n_ctx in contexts for row in self._rows_of_context(ours, n_ctx, candidates[n_ctx])]
+            for n_ctx in contexts:
+                yield from self._rows_of_context(ours, n_ctx, candidates[n_ctx])
 
     def _key(self, *parts: object) -> tuple[object, ...]:
         return self.bench.key(self.model.name, self.model.path.stat().st_size, *parts)

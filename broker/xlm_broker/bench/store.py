@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 
+class OutOfTime(Exception):
+    """The time given is used up; what was measured is stored, and the next run goes on behind it."""
+
+
 class Store:
     """Values by key. A key holds everything the value depends on; a line torn by an interruption is measured again."""
 
-    def __init__(self, path: Path, *, fresh: bool = False) -> None:
+    def __init__(self, path: Path, *, fresh: bool = False, until_s: float = 0.0) -> None:
+        """``until_s``: of time.monotonic(); nothing is measured after it. 0: no end."""
         self._path: Final = path
+        self._until_s: Final = until_s
+        self.n_measured = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         if fresh:
             path.unlink(missing_ok=True)
@@ -34,9 +42,12 @@ class Store:
             file.write(json.dumps({"key": text, "value": value}) + "\n")
 
     def once(self, measure: Callable[[], Any], *key: object) -> Any:
-        """The stored value, or what ``measure`` gives, stored. None is a value too."""
+        """The stored value, or what ``measure`` gives, stored. None is a value too. OutOfTime."""
         text = _text(key)
         if text not in self._values:
+            if 0 < self._until_s < time.monotonic():
+                raise OutOfTime
+            self.n_measured += 1
             self.put(*key, value=measure())
         return self._values[text]
 

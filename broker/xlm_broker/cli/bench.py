@@ -32,6 +32,10 @@ def bench(
     budgets: Annotated[str, typer.Option(help="Parts of the model file, as 0.1,0.5.  [0.1 to 1.1]")] = "",
     prompts: Annotated[str, typer.Option(help="Tokens of the prompt.  [64,512,4096]")] = "",
     depths: Annotated[str, typer.Option(help="Positions in the cache behind it.  [512,4096,16384]")] = "",
+    thin: Annotated[int, typer.Option(min=1, max=8, help="Only every so many-th case, in diagonals.")] = 1,
+    for_at_most_s: Annotated[
+        float, typer.Option(min=0, help="End after so many seconds; the next run goes on there.  [0: no end]")
+    ] = 0.0,
     threads: Annotated[int, typer.Option(min=0, max=1024, help="CPU threads of both sides.  [0: cores]")] = 0,
     work: Annotated[Path | None, typer.Option(help="Folder for models, profiles and what was measured.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what was measured before.")] = False,
@@ -54,7 +58,7 @@ def bench(
 
       xlm bench --quick --trace step.json
     """
-    grid = _grid(QUICK if quick else Grid(), models, cards, budgets, prompts, depths)
+    grid = replace(_grid(QUICK if quick else Grid(), models, cards, budgets, prompts, depths), thin=thin)
     if not grid.works():
         raise RequestError("no prompt is as short as a depth", code="option_invalid")
     folder = (work or Path(platformdirs.user_cache_path("xlm")) / "bench").absolute()
@@ -62,11 +66,13 @@ def bench(
         with ended_like_ctrl_c():
             _write_json(traced_step(grid, folder, threads, trace_tokens, _say), trace)
         return
-    run = Bench(Options(grid=grid, folder=folder, threads=threads, fresh=fresh, exact=exact), _say)
+    run = Bench(
+        Options(grid=grid, folder=folder, threads=threads, fresh=fresh, exact=exact, for_at_most_s=for_at_most_s), _say
+    )
     with ended_like_ctrl_c():
         run.run(lambda now: _write(now, json_file))
     _write(run, json_file)
-    if picture is not None:
+    if picture is not None and run.rows:
         draw(run.rows, picture)
     print("\n".join(document(run)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from xlm_broker.bench.cards import MACHINES, CpuTimes, scaled
 from xlm_broker.bench.grid import QUICK, Grid, Work, depths_to_time, ttft_ns
 from xlm_broker.bench.measure import name_of, steps_of, times_of
-from xlm_broker.bench.store import Store
+from xlm_broker.bench.store import OutOfTime, Store
 
 
 def test_the_full_grid_has_six_budgets_and_every_prompt_that_fits_its_depth() -> None:
@@ -81,6 +82,25 @@ def test_a_torn_line_is_forgotten_and_the_next_one_is_whole(tmp_path: Path) -> N
     store.put("next", value=None)
     assert len(Store(path)) == 2
     assert Store(path).get("kept") == {"a": 1}
+
+
+def test_out_of_time_what_is_known_is_still_told(tmp_path: Path) -> None:
+    path = tmp_path / "store.jsonl"
+    Store(path).put("known", value=7)
+    late = Store(path, until_s=1e-9)  # of a clock that is long past it
+    assert late.once(lambda: 8, "known") == 7
+    with pytest.raises(OutOfTime):
+        late.once(lambda: 8, "new")
+    assert Store(path).once(lambda: 8, "new") == 8  # with time it goes on there
+
+
+def test_a_thin_grid_has_every_card_with_every_budget_and_work() -> None:
+    whole, thin = Grid(), replace(Grid(), thin=3)
+    cases = list(thin.cases("dense", 1000))
+    assert set(cases) < set(whole.cases("dense", 1000))
+    assert len(cases) * 3 == len(list(whole.cases("dense", 1000)))
+    assert {(c.card, c.share) for c in cases} == {(c.card, c.share) for c in whole.cases("dense", 1000)}
+    assert {(c.card, c.work) for c in cases} == {(c.card, c.work) for c in whole.cases("dense", 1000)}
 
 
 def test_fresh_forgets(tmp_path: Path) -> None:
