@@ -76,7 +76,7 @@ def _private_broker_hinted() -> Iterator[None]:
     try:
         yield
     except BrokerError as error:
-        if error.code not in ("not_ready", "broker_gone"):
+        if error.code != "not_ready":
             raise
         raise BrokerError(error.message, code=error.code, hint=f"{error.hint}, or `xlm chat --model demo`") from error
 

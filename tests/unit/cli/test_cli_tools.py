@@ -164,7 +164,7 @@ def test_chat_with_a_model_and_an_endpoint_is_a_usage_error(run) -> None:  # typ
 
 
 def test_chat_without_a_broker_names_both_ways_to_get_one(run, broker: FakeBroker) -> None:  # type: ignore[no-untyped-def]
-    broker.fail_next("open_session", "broker_gone", "the connection was lost")
+    broker.fail_next("open_session", "not_ready", "no broker answers yet")
     code, _, err = run("chat", "-e", broker.endpoint, "--once", "Hi")
     assert code == 69
     hint = err.splitlines()[1]
