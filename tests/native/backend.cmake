@@ -46,7 +46,7 @@ add_executable(backend_vision backend_vision.cpp)
 target_link_libraries(backend_vision PRIVATE xlm_backend_objects)
 target_compile_definitions(backend_vision PRIVATE XLM_SIM_LIBRARY="$<TARGET_FILE:ggml-xlm-sim>")
 add_dependencies(backend_vision ggml-xlm-sim)
-foreach(subject budgets views storm pestered)
+foreach(subject budgets views storm pestered return)
   add_test(NAME backend_vision_${subject} COMMAND backend_vision ${subject})
   set_tests_properties(backend_vision_${subject} PROPERTIES
     TIMEOUT 1200

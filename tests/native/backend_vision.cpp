@@ -256,6 +256,28 @@ void test_request_at_every_border() {
     CHECK(stats().n_attention_tiles > before);
 }
 
+// A budget that comes back in the middle of an image is used for the rest of it, and by the next one from the start.
+void test_return_of_the_budget() {
+    Towers towers(6, 40);
+    place_tower(XLM_PLACE_RESIDENT, 64 << 10);
+    for (bool returned = false; !returned;) {
+        set_budget(0);
+        const uint64_t on_cpu = stats().n_segments_cpu, on_device = stats().n_segments_device;
+        std::thread game([&] {
+            while (stats().n_segments_cpu == on_cpu)
+                std::this_thread::yield();
+            set_budget(kPlenty);
+        });
+        CHECK(towers.same());
+        game.join();
+        returned = stats().n_segments_device > on_device; // else the image was over before the thread ran
+    }
+    const uint64_t on_cpu = stats().n_segments_cpu, fallbacks = stats().n_fallback_cpu;
+    CHECK(towers.same());
+    CHECK_EQ(stats().n_fallback_cpu, fallbacks);
+    CHECK(stats().n_segments_cpu - on_cpu <= 2); // the mask is made there
+}
+
 } // namespace
 
 int main(int argc, char ** argv) {
@@ -264,6 +286,7 @@ int main(int argc, char ** argv) {
         {"views", test_view_of_a_dropped_weight},
         {"storm", test_storm_of_budgets},
         {"pestered", test_request_at_every_border},
+        {"return", test_return_of_the_budget},
     };
     return run_cases(argc, argv, cases);
 }

@@ -58,9 +58,17 @@ class Gate:
             if ready:
                 self._held.remove(held)
                 self._turns.generate(held.request, held.images)
+                self._forget(held)
         request = self._images.next_request()
         if request is not None:
             self._send(request)
+
+    def _forget(self, done: _Held) -> None:
+        """The model has them now: pixels that no other turn waits for are not kept beside it."""
+        wanted = {key for held in self._held for key in held.needed}
+        for key in done.needed:
+            if key not in wanted:
+                self._images.forget(key)
 
     def _collect(self, held: _Held) -> bool:
         for key in held.needed:

@@ -1,4 +1,4 @@
-"""Images as turns ask for them: fetched from the broker piece by piece, decoded beside the model, kept for a while.
+"""Images as turns ask for them: fetched from the broker piece by piece, decoded beside the model, kept until taken.
 
 Two threads meet here: the decode thread asks (``get``, ``next_request``), the
 link's hands in what comes (``take_part``). Decoding has a thread of its own.
@@ -18,7 +18,7 @@ from xlm.protocol import link
 from xlm_engine.images.decode import decode
 from xlm_engine.vision.image import Image
 
-KEPT_BYTES: Final = 256 << 20  # of decoded pixels, kept in case another turn needs them
+KEPT_BYTES: Final = 256 << 20  # of decoded pixels that turns wait for
 MAX_UNDECODED: Final = 2  # uploads that are here and not decoded, beside the one under way
 _KEPT_FAILURES: Final = 256
 _PIECE_BYTES: Final = 256 << 10
@@ -70,6 +70,12 @@ class Images:
             if key not in self._wanted and key not in self._decoding and not self._is_under_way(key):
                 self._wanted.append(key)
             return None
+
+    def forget(self, key: str) -> None:
+        """Lets its pixels go: whoever took them keeps them for as long as they are needed."""
+        with self._lock:
+            image = self._decoded.pop(key, None)
+            self._decoded_bytes -= len(image.rgb8) if image is not None else 0
 
     def next_request(self) -> link.WantImage | None:
         """The beginning of the next transfer, to be sent to the broker; None: nothing to ask for now."""

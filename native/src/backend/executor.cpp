@@ -188,7 +188,9 @@ ggml_status Executor::run_by_plans(ggml_cgraph & graph, Known & entry, uint32_t 
         core_.stats.n_fallback_cpu += plan.n_fallback;
         core_.stats.expert_whole += plan.n_experts_whole;
         if (core_.inner.lost() && core_.ledger.view().used_bytes > 0) core_.lose_device();
-        if (!plan.uses_device && from == 0) return run_all_on_cpu(graph, info);
+        // An image takes long: it looks at each sub-layer whether there is a budget again.
+        const bool may_return = info.vision && core_.inner.usable();
+        if (!plan.uses_device && from == 0 && !may_return) return run_all_on_cpu(graph, info);
         if (!inputs_saved && !info.vision) save_inputs(info); // an image is encoded anew instead
         inputs_saved = true;
         epoch_ = plan.epoch;
@@ -334,7 +336,9 @@ Executor::Outcome Executor::run_plan(ggml_cgraph & graph, const GraphInfo & info
         const Segment & segment = plan.segments[s];
         if (!rest_at_border() || !serve_at_border(info, plan, segment)) return Outcome::lost;
         if (core_.abort_step.load()) return Outcome::aborted;
-        if (segment.on_device && core_.cache.epoch() != epoch_) { // one for the CPU needs nothing of the plan's
+        // One for the CPU needs nothing of the plan's; of an image it may have a place on the device by now.
+        const bool looks = segment.on_device || (info.vision && gave_way_at_ != segment.first);
+        if (looks && core_.cache.epoch() != epoch_) {
             gave_way_at_ = plan.from = segment.first;
             return Outcome::replan;
         }

@@ -34,6 +34,8 @@ void Planner::cut() {
                 segment = &open(i), segment->on_device = true;
             else
                 segment->n_units++;
+        } else if (info_.vision && node.owner != unit && seen_work_) {
+            segment = &open(i); // a budget that comes back is used from the next sub-layer on
         }
         if (const int group = device_units_.empty() ? -1 : group_at(i); group >= 0) {
             if (i > segment->first) segment = &open(i);

@@ -41,6 +41,7 @@ uint64_t Planner::scratch_estimate() const {
 // Where the activations do not fit, tiles have fewer patches; then, and where the sub-layers are not cut into
 // tiles, the widest parts go to the CPU. The patch embedding first: it is wide and computes little.
 bool Planner::place_vision_scratch() {
+    if (cache_.budget_bytes() == 0) return false;
     const std::vector<uint8_t> all = device_units_;
     for (const bool beside_weights : {true, false}) {
         for (const bool ffn : {true, false}) {
