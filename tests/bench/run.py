@@ -28,12 +28,13 @@ from tests.bench import (
     throughput,
     vision,
     vision_picture,
+    vision_time,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = (
     *("reclaim", "throughput", "host_memory", "pacing", "client", "overlap"),
-    *("experts", "stock", "vision", "prediction"),
+    *("experts", "stock", "vision", "vision_time", "prediction"),
 )
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
@@ -115,6 +116,7 @@ def document(results: dict[str, Any]) -> list[str]:
         "experts": ("Experts one by one: traffic by number of slots", lambda result: result["table"]),
         "stock": ("Against stock llama.cpp (modelled cards)", against_stock.rows),
         "vision": ("Images: device memory of a request, small Qwen2.5-VL-style model", vision.rows),
+        "vision_time": ("Images: from picture to answer, against stock (modelled card)", vision_time.rows),
         "prediction": ("Predicted against measured step times", prediction.table),
     }
     for name, (title, rows) in titles.items():
@@ -145,6 +147,7 @@ def main() -> None:
         "experts": lambda: experts_apart(options.quick),
         "stock": lambda: against_stock.measure(options.quick),
         "vision": lambda: vision.measure(options.quick),
+        "vision_time": lambda: vision_time.measure(options.quick),
         "prediction": lambda: prediction.measured(options.quick),
     }
     results: dict[str, Any] = {"machine": machine(), "date": time.strftime("%Y-%m-%d")}

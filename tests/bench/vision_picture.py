@@ -15,7 +15,7 @@ COLOURS: Final = {
     "stock, no flash attention": "#b0413e",
     "stock, flash attention": "#e08e45",
     "ours, budget all": "#2f6690",
-    "ours, budget 48 MiB": "#3a9d7c",
+    "ours, budget 16 MiB": "#3a9d7c",
     "ours, budget 6 MiB": "#9bc53d",
 }
 
@@ -38,7 +38,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 def _values(row: dict[str, Any]) -> list[float]:
     ours = row["ours"]
-    peaks = (row["stock"], row["stock_flash"], *(ours[budget]["peak"] for budget in ("all", "48 MiB", "6 MiB")))
+    peaks = (row["stock"], row["stock_flash"], *(ours[budget]["peak"] for budget in ("all", "16 MiB", "6 MiB")))
     return [peak / MIB for peak in peaks]
 
 

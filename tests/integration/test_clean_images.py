@@ -23,7 +23,7 @@ def look(client: xlm.Client, seed: int) -> int:
 
 
 def test_fifty_images_leave_no_trace(tmp_path: Path) -> None:
-    files = write_vlm(tmp_path, "qwen25vl", n_layer=1)
+    files = write_vlm(tmp_path, "qwen25vl", n_layer=2)
     bounded = {"image_max": "2MiB", "image_store": "4MiB", "image_store_all": "4MiB"}
     options = {"model": str(files.model), "mmproj": str(files.mmproj), "ctx": 512, "budget": "24MiB"}
     with running_broker(**options, **bounded) as broker, broker.connect() as client:

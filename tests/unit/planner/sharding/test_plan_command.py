@@ -14,6 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tests.support.vlm import SHAPES, write_mmproj
 from xlm.errors import BudgetError, ModelError, ProfileError, RequestError, ShapeError
 from xlm.protocol.link import DeviceConfig
 from xlm_broker.cli import broker
@@ -293,3 +294,16 @@ def test_plans_by_default_what_the_engine_can_do(folder: Path) -> None:
     without = json.loads(output(shape_arguments(folder, "--json", "--no-kv-streaming", budget="1GiB")))
     modes = {mode for tier in without["tiers"] for kind in tier["placement"].values() for mode in kind}
     assert "stream with KV" not in modes
+
+
+def test_images_of_a_projector_file(folder: Path) -> None:
+    projector = str(write_mmproj(folder / "mmproj.gguf", SHAPES["qwen25vl"]))
+    found: dict[str, Any] = json.loads(output(shape_arguments(folder, "--mmproj", projector, "--json")))
+    rows = found["images"]
+    assert [row["image"] for row in rows] == ["480p", "720p", "1080p", "1440p"]
+    assert [row["patches"] for row in rows] == sorted(row["patches"] for row in rows)
+    assert all(row["encode_ms"] > 0 for row in rows)
+    text = output(shape_arguments(folder, "--mmproj", projector, "--explain"))
+    assert "upload ms" in text
+    assert "images" not in json.loads(output(shape_arguments(folder, "--json")))
+    assert isinstance(failure(shape_arguments(folder, "--mmproj", str(folder / "none.gguf"))), ModelError)
