@@ -2,6 +2,7 @@
 #include "backend_check.hpp"
 
 #include "backend/attention_tiles.hpp"
+#include "backend/patch_runs.hpp"
 
 #include <random>
 
@@ -67,6 +68,39 @@ void test_random() {
     }
 }
 
+// Tiles of patches: none so small that a kernel would take another path.
+void test_tiles_of_patches() {
+    for (int64_t n = kLeastUnits; n < 20000; n += 7) {
+        for (const int64_t patches : kTilePatches) {
+            PatchRun run;
+            run.n_units = n;
+            const PatchTiles tiles(run, patches);
+            const int64_t rest = n - (tiles.n_tiles - 1) * tiles.units;
+            CHECK(rest > 0 && rest <= tiles.units);
+            CHECK(tiles.n_tiles == 1 || (rest >= kLeastTile && tiles.units % kTileStep == 0));
+            CHECK(tiles.units <= patches + 8 * kTileStep);
+        }
+    }
+}
+
+// The patch embedding: rows of patches go by fours in a tile where they do in the whole, and nowhere else.
+void test_tiles_of_an_embedding() {
+    for (int64_t across = 1; across < 120; across++) {
+        for (int64_t down = 1; down < 120; down++) {
+            PatchRun run;
+            run.embeds = true;
+            run.n_units = down;
+            run.patches_per_unit = across;
+            const PatchTiles tiles(run, kTilePatches.front());
+            const int64_t rest = down - (tiles.n_tiles - 1) * tiles.units;
+            const bool by_fours = across * down % 4 == 0;
+            CHECK(rest > 0 && rest <= tiles.units);
+            CHECK_EQ(across * tiles.units % 4 == 0, by_fours);
+            CHECK_EQ(across * rest % 4 == 0, by_fours);
+        }
+    }
+}
+
 } // namespace
 
 int main() {
@@ -74,5 +108,7 @@ int main() {
     test_everything_visible();
     test_nothing_visible();
     test_random();
+    test_tiles_of_patches();
+    test_tiles_of_an_embedding();
     return 0;
 }

@@ -279,12 +279,23 @@ bool same_path(const PatchRun & run, int64_t units) {
 } // namespace
 
 PatchTiles::PatchTiles(const PatchRun & run, int64_t patches) {
-    const int64_t most = std::max<int64_t>(run.embeds ? 1 : kLeastTile, patches / run.patches_per_unit);
+    const int64_t least = run.embeds ? 1 : kLeastTile;
+    const int64_t most = std::max(least, patches / run.patches_per_unit);
     n_tiles = (run.n_units + most - 1) / most;
     units = (run.n_units + n_tiles - 1) / n_tiles;
-    while (run.embeds && units > 0 && !same_path(run, units))
-        units--;
+    if (run.embeds) {
+        while (units > 0 && !same_path(run, units))
+            units--;
+    } else if (n_tiles > 1) { // parts of tensors begin where devices like them to, and the last tile is not too small
+        units = (units + kTileStep - 1) / kTileStep * kTileStep;
+        const auto rest_is_small = [&](int64_t n) { return run.n_units % n != 0 && run.n_units % n < kLeastTile; };
+        while (units > kLeastTile && rest_is_small(units))
+            units -= kTileStep;
+        while (rest_is_small(units))
+            units += kTileStep;
+    }
     if (units == 0) units = run.n_units;
+    units = std::min(units, run.n_units);
     n_tiles = (run.n_units + units - 1) / units;
 }
 

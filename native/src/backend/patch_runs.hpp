@@ -17,7 +17,7 @@ class Resolver;
 
 // Fewer patches are computed at once; fewer units than that make no tile of their own, for kernels take other paths
 // for a few columns.
-constexpr int64_t kPatchesToTile = 256, kLeastUnits = 128, kLeastTile = 32;
+constexpr int64_t kPatchesToTile = 256, kLeastUnits = 128, kLeastTile = 32, kTileStep = 16;
 // Patches a tile has at most: the first that fits the budget. Large tiles read the weights less often.
 constexpr std::array<int64_t, 4> kTilePatches = {512, 256, 128, 64};
 
