@@ -17,6 +17,7 @@ import llama_cpp
 
 import xlm_native
 from tests.support.model import PlainLlama, model_path, smollm_prompt
+from xlm._threads import step_back
 
 
 def sim_device() -> int:
@@ -30,6 +31,7 @@ def sim_device() -> int:
 
 
 def main() -> None:
+    step_back()  # as the engine does: whatever else runs takes the CPU from both alike
     system, text, n_tokens, n_ctx = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     # the engine's thread count: physical cores
     llama = PlainLlama(model_path(), n_ctx=n_ctx, device=sim_device(), n_gpu_layers=999, n_threads=os.cpu_count() or 1)
