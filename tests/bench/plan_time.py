@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.unit.planner.sharding import examples
-from xlm_broker.planner.sharding.plan import make_plan
+from xlm_broker.planner.sharding.plan import Planning, make_plan
+from xlm_broker.planner.sharding.planner import engine_capabilities
 
 GOAL_MS = 16.7
 BUDGETS_GIB = (1, 2, 4, 8, 16, 24)
@@ -34,11 +35,15 @@ def least_ms(call: Callable[[], Any], repeat: int) -> tuple[float, Any]:
     return 1e3 * best, result
 
 
+def prepared(entry: dict[str, Any], row: dict[str, Any]) -> Planning:
+    return examples.planning(entry, row, capabilities=engine_capabilities())
+
+
 def measure(repeat: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for model, entry in MODELS.items():
         for machine, row in MACHINES.items():
-            prepare_ms, planning = least_ms(lambda e=entry, r=row: examples.planning(e, r), repeat)  # type: ignore[misc]
+            prepare_ms, planning = least_ms(lambda e=entry, r=row: prepared(e, r), repeat)  # type: ignore[misc]
             for budget in BUDGETS_GIB:
                 ms, plan = least_ms(lambda p=planning, b=budget: make_plan(p, b << 30), repeat)  # type: ignore[misc]
                 case = {"model": model, "machine": machine, "budget_gib": budget, "tiers": len(planning.tiers)}

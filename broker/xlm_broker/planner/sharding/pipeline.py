@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from .costs import CPU, Costs, FloatArray
+from .costs import CPU, STREAM_KV, Costs, FloatArray
 
 IntArray = NDArray[np.int64]
 ModeArray = NDArray[np.uint8]
@@ -64,7 +64,8 @@ class _Rows:
         until = np.cumsum(upload, axis=0)
         self.need = np.maximum(until - upload * (1.0 - piece) + self.compute, until + self.compute * piece)
         self.total = until[-1] if len(unit) else np.zeros(len(tier))
-        ahead = np.minimum(ring_ns, self.total) if costs.capabilities.ring_across_steps else 0.0
+        able = costs.capabilities.ring_across_steps
+        ahead = np.minimum(ring_ns, _before_caches(costs, modes, upload, self.total)) if able else 0.0
         self.limit = np.minimum(until + ring_ns, self.total + ahead)
         self.fixed = costs.step + hop_times(costs, tier, modes)
         self.left_over = np.zeros(len(tier))
@@ -89,6 +90,14 @@ class _Rows:
             done += gained
         self.left_over = np.maximum(done - self.total, 0.0)
         return self.fixed + lasting.sum(axis=0) + (gain * self.cost).sum(axis=0), done
+
+
+def _before_caches(costs: Costs, modes: ModeArray, upload: FloatArray, total: FloatArray) -> FloatArray:
+    """[row] what of the next step can be uploaded before it begins: all up to the first KV cache that is streamed."""
+    if not costs.capabilities.kv_streaming:
+        return total
+    caches = (modes == STREAM_KV).T
+    return np.asarray(np.where(np.logical_or.accumulate(caches, axis=0), 0.0, upload).sum(axis=0))
 
 
 def hop_times(costs: Costs, tier: IntArray, modes: ModeArray) -> FloatArray:
@@ -144,7 +153,9 @@ def trace_step(costs: Costs, tier: int, modes: ModeArray, ring_ns: float) -> Ste
 def _trace(costs: Costs, tier: int, modes: ModeArray, ring_ns: float, done: float) -> StepTrace:
     uploads = [float(costs.upload[tier, mode, i]) for i, mode in enumerate(modes)]
     total, segments, now, until, device = sum(uploads), [], costs.step, 0.0, False
-    most = total + (min(ring_ns, total) if costs.capabilities.ring_across_steps else 0.0)
+    caches = np.flatnonzero(modes == STREAM_KV)
+    early = sum(uploads[: caches[0]]) if len(caches) else total
+    most = total + (min(ring_ns, early) if costs.capabilities.ring_across_steps else 0.0)
     for i, mode in enumerate(int(m) for m in modes):
         hop = 0.0 if (mode != CPU) == device else float((costs.hop_down if device else costs.hop_up)[tier])
         device, until = mode != CPU, until + uploads[i]

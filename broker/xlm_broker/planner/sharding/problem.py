@@ -14,7 +14,7 @@ from .pipeline import IntArray, ModeArray, step_times
 StateArray = NDArray[np.int8]
 
 SMALL_UNITS = 16  # up to so many sub-layers all single and paired changes are tried
-EFFORT = 9_000  # sub-layers to simulate for one plan
+EFFORT = 6_000  # sub-layers to simulate for one plan
 LONG_EFFORT = 160_000  # the same where there is time
 SMALL_EFFORT = 150_000  # in small models
 QUICK_EFFORT = 2_000  # in small models, within a frame's time

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT, STREAM, STREAM_KV, Costs, FloatArray
 
-_ROUNDS = 4
+ROUNDS = 4
 _GRID = 5  # values of a multiplier in a round
 
 
@@ -35,12 +35,12 @@ class Relaxation:
     saving: FloatArray
 
 
-def relax(costs: Costs, weights: FloatArray, memory_bytes: float) -> Relaxation:
+def relax(costs: Costs, weights: FloatArray, memory_bytes: float, rounds: int = ROUNDS) -> Relaxation:
     """For ``weights`` [tier], by which a tier's ns are multiplied, and the bytes there are for resident copies."""
     problem = _Problem.of(costs, weights)
     best = np.tile(np.array([[0.25, 0.25]]), (len(problem.tiers), 1))  # [tier, (link, shared memory)]
     width, value = 0.5, -np.inf
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         for tier in range(len(best)):
             value, best[tier] = _best_point(problem, best, tier, width, memory_bytes)
         width /= 2.5

@@ -24,7 +24,7 @@ from .exact import MAX_UNITS, improve_exactly
 from .improve import Improver
 from .pipeline import IntArray, hop_times
 from .problem import SMALL_UNITS, Solution, StateArray, Task, on_cpu, ring_for, simulate, state_bytes
-from .relax import Relaxation, relax
+from .relax import ROUNDS, Relaxation, relax
 from .streaming import Streaming, TierOrder, streaming
 
 MIN_REACH_SHARE = 0.15  # scratch below this share of the budget is no reason to do without a tier
@@ -95,12 +95,14 @@ def _finalists(
     """The proposals of least estimate. Half of the effort goes into them."""
     rows = FINALIST_ROWS * max(1, int((task.weights > 0).sum()))
     count = max(FINALISTS, min(MAX_FINALISTS, task.effort // (2 * rows * max(1, task.costs.n_units))))
+    both = task.costs.capabilities.kv_streaming and keep is None
+    count = max(FINALISTS, count // 2) if both else count
     proposals = [p for reach, r in relaxed.items() for p in _proposals(task, reach, r, keep)]
     best = _least(task, orders, proposals, count)
-    if task.costs.capabilities.kv_streaming and keep is None:
+    if both:
         # streaming a cache makes keeping one look worthless by estimate; sets that do keep them get a hearing too
         plain = _without_kv_streaming(task)
-        others = [p for reach in relaxed for p in _proposals(plain, reach, _relaxed(plain, reach), None)]
+        others = [p for r in relaxed for p in _proposals(plain, r, _relaxed(plain, r, rounds=2), None, counted=False)]
         best = _distinct([*best, *_least(plain, orders, others, count)])
     return best
 
@@ -124,10 +126,10 @@ def _reaches(task: Task) -> list[int]:
     return [reach for reach in fitting if reach == fitting[-1] or reach in weighted]
 
 
-def _relaxed(task: Task, reach: int) -> Relaxation:
+def _relaxed(task: Task, reach: int, rounds: int = ROUNDS) -> Relaxation:
     """Prices and bound for a reach: the tiers beyond it run on the CPU."""
     within = np.where(np.arange(task.costs.n_tiers) < reach, task.weights, 0.0)
-    relaxed = relax(task.costs, within, task.room(reach))
+    relaxed = relax(task.costs, within, task.room(reach), rounds)
     on_host = (task.costs.compute[:, CPU].sum(axis=1) + task.costs.step) @ (task.weights - within)
     return replace(relaxed, bound_ns=relaxed.bound_ns + float(on_host))
 
@@ -159,13 +161,16 @@ class _Order:
         return state
 
 
-def _proposals(task: Task, reach: int, relaxed: Relaxation, keep: StateArray | None) -> Iterator[_Proposal]:
+def _proposals(
+    task: Task, reach: int, relaxed: Relaxation, keep: StateArray | None, *, counted: bool = True
+) -> Iterator[_Proposal]:
     room, n_units = task.room(reach), task.costs.n_units
     states: list[tuple[StateArray, int]] = [] if keep is None else [(keep, 0)]
     if keep is None:
         rings = _ring_sizes(task, room)
         states = [(order.filled(n_units, room - ring), ring) for order in _orders(task, relaxed) for ring in rings]
-        states += [(state, ring) for ring in rings for state in counted_states(task.costs, room - ring)]
+        if counted:
+            states += [(state, ring) for ring in rings for state in counted_states(task.costs, room - ring)]
     for state, spared in states:
         if state_bytes(task.costs, state) <= room:
             yield _Proposal(state, spared, ring_for(task, state, reach), reach)
