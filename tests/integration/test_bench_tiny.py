@@ -62,6 +62,9 @@ def check_row(row: dict[str, Any]) -> None:
 
 def test_a_tiny_case_end_to_end_and_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, picture = folder / "rows.json", folder / "rows.png"
+    with pytest.raises(SystemExit, match="75"):  # out of time at once: nothing measured, nothing lost
+        invoke(folder, "--json", str(rows), "--for-at-most-s", "0.001")
+    assert (json.loads(rows.read_text())["complete"], json.loads(rows.read_text())["rows"]) == (False, [])
     printed = invoke(folder, "--json", str(rows), "--picture", str(picture))
     result = json.loads(rows.read_text())
     assert len(result["rows"]) == 4

@@ -28,6 +28,7 @@ from xlm_broker.bench.sweep import LEAST_LIMIT_S, PATIENCE, SLOWEST_S, Candidate
 
 VRAM_BYTES: Final = 8 << 30  # of the virtual card: never what limits; budgets are
 NS_PER_MS: Final = 1e6
+STORED_S: Final = 0.3  # a row that takes less was measured before
 Say = Callable[[str], None]
 
 
@@ -53,6 +54,7 @@ class Bench:
     exact: dict[str, Any] | None = None
     complete: bool = False
     _started: float = field(default_factory=time.monotonic)
+    _row_seconds: list[float] = field(default_factory=list)
 
     def run(self, done: Callable[[Bench], None] = lambda _bench: None) -> None:
         """``done`` is called after each model. XlmError where a model or a device is missing.
@@ -83,6 +85,15 @@ class Bench:
                 lambda: exact_check(options.folder, self.threads, self._tell), *self.key("exact")
             )
             done(self)
+
+    def note_row(self, took_s: float, rows_of_model: int) -> None:
+        """Tells after a measured row how far the run is, and how long its other rows will take."""
+        if took_s < STORED_S:
+            return
+        self._row_seconds.append(took_s)
+        done, total = len(self.rows) + 1, len(self.options.grid.models) * rows_of_model
+        left_s = sum(self._row_seconds) / len(self._row_seconds) * (total - done)
+        self._tell(f"row {done} of {total}; about {left_s / 60:.0f} min for the others, and what stock's settings take")
 
     def _tell(self, text: str) -> None:
         self.say(f"[{time.monotonic() - self._started:5.0f} s] {text}")
@@ -153,7 +164,10 @@ class ModelBench:
                 measured = [candidate.on(rates.name, work) for candidate in candidates]
                 for case in self.cases:
                     if (case.card, case.work) == (rates.name, work):
-                        yield self._row(ours, case, planned, measured, n_ctx, rates)
+                        began_s = time.monotonic()
+                        row = self._row(ours, case, planned, measured, n_ctx, rates)
+                        self.bench.note_row(time.monotonic() - began_s, len(self.cases))
+                        yield row
 
     def _facts(self, ours: Lazy, n_ctx: int) -> tuple[ModelFacts, DeviceFacts]:
         found = self.store.once(lambda: self._loaded(ours, n_ctx), *self._key("facts", n_ctx))

@@ -20,6 +20,7 @@ from xlm_broker.bench.summary import by_budget, losses, table, verdicts
 from xlm_broker.bench.traced import traced_step
 from xlm_broker.cli.common import ended_like_ctrl_c
 
+UNFINISHED: Final = 75  # status where --for-at-most-s ended the run: start again
 _CARDS: Final = tuple(str(row["machine"]) for row in MACHINES)
 
 
@@ -48,7 +49,8 @@ def bench(
     """Compares the planner's schedules with the best settings of stock llama.cpp, found by sweep.
 
     Both run the same model on the same virtual card with the same budget, threads and step size; the card's time is
-    modelled, the CPU's is real. Close everything else first. An interrupted run goes on where it was.
+    modelled, the CPU's is real. Close everything else first. An interrupted run goes on where it was;
+    one that --for-at-most-s ended has status 75.
 
     Examples:
 
@@ -57,6 +59,8 @@ def bench(
       xlm bench --json rows.json --picture rows.png
 
       xlm bench --quick --trace step.json
+
+      until xlm bench --thin 4 --for-at-most-s 270 --json rows.json; do [ $? = 75 ] || break; done
     """
     grid = replace(_grid(QUICK if quick else Grid(), models, cards, budgets, prompts, depths), thin=thin)
     if not grid.works():
@@ -75,6 +79,8 @@ def bench(
     if picture is not None and run.rows:
         draw(run.rows, picture)
     print("\n".join(document(run)))
+    if not run.complete:
+        raise typer.Exit(UNFINISHED)
 
 
 def document(run: Bench) -> list[str]:
