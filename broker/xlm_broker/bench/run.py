@@ -142,9 +142,8 @@ class ModelBench:
         )
 
     def run(self) -> Iterator[dict[str, Any]]:
-        budgets = sorted({case.budget_bytes for case in self.cases})
         with Lazy("stock", self.bench.threads, VRAM_BYTES) as stock:
-            candidates = self.sweep.run(stock, budgets)
+            candidates = self.sweep.run(stock, self.cases)
         with Lazy("ours", self.bench.threads, VRAM_BYTES) as ours:
             contexts = self.grid.contexts()
             for n_ctx in contexts:
@@ -161,7 +160,8 @@ class ModelBench:
             self.bench._tell(f"{self.model.name}: our plans on {rates.name}, context {n_ctx}")
             for work in [work for work in self.grid.works() if work.n_ctx == n_ctx]:
                 planned = Planned(facts, device, work, self.cards.profile, rates.card, self.bench.threads)
-                measured = [candidate.on(rates.name, work) for candidate in candidates]
+                timed = (candidate.on(rates.name, work) for candidate in candidates)
+                measured = [one for one in timed if one is not None]
                 for case in self.cases:
                     if (case.card, case.work) == (rates.name, work):
                         began_s = time.monotonic()
