@@ -13,7 +13,6 @@ import socket as plain_socket
 import sys
 from typing import Final
 
-import psutil
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
@@ -24,6 +23,7 @@ FEWEST_FILES: Final = 64  # the broker's own and its children's pipes take some 
 ENOUGH_FILES: Final = 4096  # more than any number of games and tools on one machine
 _MOST_FILES: Final = 65_536  # what is asked for where the system knows no limit
 _TOLD_EVERY_S: Final = 10.0
+_BATCH_EVENTS: Final = 256  # then it is looked whether there are too many: a flood may be as fast as this loop
 
 
 def file_limits() -> tuple[int, int] | None:
@@ -68,7 +68,7 @@ class Doorman:
     def __init__(self, socket: zmq.Socket[bytes], most_files: int) -> None:
         self._socket = socket
         self._most = most_files
-        self._process = psutil.Process()
+        self._again: asyncio.Handle | None = None
         self._monitor = socket.get_monitor_socket(zmq.EVENT_ACCEPTED)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._monitor.FD, self._on_accepted)
@@ -79,17 +79,22 @@ class Doorman:
     def close(self) -> None:
         """To be called before the socket is closed."""
         self._loop.remove_reader(self._monitor.FD)
+        if self._again is not None:
+            self._again.cancel()
         self._socket.disable_monitor()
 
     def _on_accepted(self) -> None:
+        self._again = None
         accepted: list[int] = []
         with contextlib.suppress(zmq.Again):
-            while True:
+            while len(accepted) < _BATCH_EVENTS:
                 event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
                 accepted.append(int(event["value"]))
-        over = self._process.num_fds() - self._most if accepted else 0
-        if over > 0:
-            self._shut(accepted[-over:])
+        over = [descriptor for descriptor in accepted if descriptor >= self._most]  # the lowest free number is given
+        if over:
+            self._shut(over)
+        if len(accepted) == _BATCH_EVENTS:
+            self._again = self._loop.call_soon(self._on_accepted)
 
     def _shut(self, descriptors: list[int]) -> None:
         for descriptor in descriptors:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import socket as unix_socket
 import stat
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -17,6 +20,7 @@ import zmq
 from xlm.errors import EndpointError
 from xlm.protocol.endpoints import Endpoint, parse_endpoint
 from xlm_broker.folders import prepare_folder
+from xlm_broker.open_files import Doorman
 from xlm_broker.server import Server, remove_stale_socket
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ipc sockets")
@@ -390,3 +394,27 @@ async def test_oversize_frames_reach_the_owner_and_huge_ones_cut_only_their_send
     await until(lambda: len(recorder.frames) == 2)
     assert {client: len(frame) for client, frame in recorder.frames} == {b"big": (1 << 20) + 1, b"other": 4}
     server.close()
+
+
+def test_a_flood_that_never_pauses_does_not_keep_the_doorman_from_shutting(tmp_path: Path) -> None:
+    """Connections may come as fast as they are looked at: what is over the limit must be shut all the same."""
+    shut: list[int] = []
+
+    async def play() -> None:
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+            router.bind(f"ipc://{tmp_path}/door.sock")
+            doorman = Doorman(router, 10)
+            numbers = itertools.count(5)
+            endless = SimpleNamespace(
+                recv_multipart=lambda _: [struct.pack("=Hi", zmq.EVENT_ACCEPTED, next(numbers)), b"ipc://x"]
+            )
+            monitor, doorman._monitor = doorman._monitor, endless  # type: ignore[assignment]
+            doorman._shut_one = shut.append  # type: ignore[method-assign]
+            doorman._on_accepted()
+            assert doorman._again is not None, "the rest has its turn"
+            doorman._monitor = monitor
+            doorman.close()
+
+    asyncio.run(play())
+    assert shut == list(range(10, 10 + len(shut)))
+    assert len(shut) > 100
