@@ -1,5 +1,7 @@
 #include "io.hpp"
 
+#include "answer_quickly.hpp"
+
 #include <algorithm>
 #include <chrono>
 #include <system_error>
@@ -86,6 +88,7 @@ void Io::stop() {
 }
 
 void Io::run() noexcept {
+    answer_quickly(); // so do the threads of its socket, which start from here
     try {
         connection_.start(now_ns());
         loop();
