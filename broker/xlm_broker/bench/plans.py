@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace as struct_replace
 
 from xlm.protocol.link import DeviceFacts, ModelFacts, Schedule
 from xlm_broker.bench.grid import DECODE_TOKENS, Work, depths_to_time, ttft_ns
@@ -18,6 +19,7 @@ from xlm_broker.planner.sharding.modelled import CardRates
 from xlm_broker.planner.sharding.plan import Planning, make_plan
 from xlm_broker.planner.sharding.planner import ShardingPlanner, to_schedule
 from xlm_broker.planner.sharding.predict import predicted_step
+from xlm_broker.planner.sharding.problem import search_efforts
 from xlm_broker.planner.sharding.profile import MachineProfile
 from xlm_broker.planner.sharding.workload import Workload
 
@@ -46,12 +48,14 @@ class Planned:
         return self.planner.planning(self.facts, self.device)
 
     def schedule(self, budget_bytes: int) -> Schedule:
-        return self.planner.plan(self.facts, self.device, budget_bytes, schedule_id=1)
+        """What the broker ends with: the last of the plans its planning process finds."""
+        *_, (schedule, _) = self.planner.plans(self.facts, self.device, budget_bytes)
+        return struct_replace(schedule, schedule_id=1)
 
     def kind(self, name: str, budget_bytes: int) -> Schedule | None:
         """The best plan of a pure kind; None where there is none at this budget."""
         planning = replace(self.planning, costs=_restricted(self.planning.costs, name))
-        plan = make_plan(planning, budget_bytes)
+        plan = make_plan(planning, budget_bytes, effort=search_efforts(planning.costs.n_units)[-1])
         if not plan.used or max(plan.solution.times) >= _NEVER:
             return None
         return to_schedule(plan, self.facts, budget_bytes, 1)
