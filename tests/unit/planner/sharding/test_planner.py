@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from xlm.errors import BudgetError
-from xlm.protocol.link import CPU, RESIDENT, STREAM, ModelFacts, Schedule
+from xlm.protocol.link import CPU, ENGINE_CAPABILITIES, RESIDENT, STREAM, STREAM_KV, ModelFacts, Schedule
 from xlm_broker.planner.sharding import ShardingPlanner
 from xlm_broker.planner.sharding import planner as planner_module
 from xlm_broker.planner.sharding.plan import check_host_memory, make_plan
@@ -46,7 +46,7 @@ def check(model: ModelFacts, schedule: Schedule, budget_bytes: int) -> None:
     assert [tier.max_tokens for tier in schedule.tiers] == sorted({t.max_tokens for t in schedule.tiers})
     assert schedule.tiers[-1].max_tokens == model.n_ubatch
     assert schedule.reserve_bytes == schedule.ring_bytes + max(t.scratch_bytes for t in schedule.tiers)
-    streams = any(STREAM in tier.placement for tier in schedule.tiers)
+    streams = any({STREAM, STREAM_KV} & set(tier.placement) for tier in schedule.tiers)
     assert streams == (schedule.ring_bytes > 0)
 
 
@@ -78,6 +78,36 @@ def test_shrinking_keeps_the_budget_and_adds_nothing(first: int, share: float, s
     check(model, after, second)
     for old, new in zip(before.tiers, after.tiers, strict=True):
         assert all(place in (CPU, was) for was, place in zip(old.placement, new.placement, strict=True))
+
+
+def check_rings(model: ModelFacts, schedule: Schedule) -> None:
+    """The ring takes what is streamed, beside the experts' window, within what is reserved."""
+    window = schedule.expert_window_bytes if schedule.expert_window_bytes != schedule.ring_bytes else 0
+    scratch = max(t.scratch_bytes for t in schedule.tiers)
+    assert schedule.ring_bytes + window + scratch <= schedule.reserve_bytes
+    for sub in model.sublayers:
+        if any(tier.placement[sub.index] == STREAM_KV for tier in schedule.tiers):
+            assert sub.kv_bytes + 2 * sub.largest_piece_bytes <= schedule.ring_bytes
+
+
+@settings(max_examples=20, deadline=None)
+@given(budget=st.integers(0, 300 * MIB), share=st.floats(0, 1.0), sparse=st.booleans())
+def test_streamed_caches_have_a_ring_that_takes_them(budget: int, share: float, sparse: bool) -> None:
+    model, able = SPARSE if sparse else MODEL, replace(SIM, capabilities=list(ENGINE_CAPABILITIES))
+    schedule = PLANNER.plan(model, able, budget, schedule_id=7)
+    assert held_bytes(model, schedule) <= budget
+    check_rings(model, schedule)
+    after = PLANNER.shrink_plan(model, able, schedule, int(share * budget), schedule_id=8)
+    assert held_bytes(model, after) <= int(share * budget)
+    check_rings(model, after)
+
+
+def test_a_small_budget_streams_the_caches_of_a_long_context() -> None:
+    able = replace(SIM, capabilities=list(ENGINE_CAPABILITIES))
+    schedules = [PLANNER.plan(MODEL, able, budget * MIB, schedule_id=7) for budget in range(20, 300, 10)]
+    assert any(STREAM_KV in schedule.tiers[-1].placement for schedule in schedules)
+    plain = [plan(budget * MIB) for budget in range(20, 300, 10)]
+    assert not any(STREAM_KV in tier.placement for schedule in plain for tier in schedule.tiers)
 
 
 def test_shrinking_what_fits_changes_nothing() -> None:
