@@ -132,7 +132,10 @@ void Planner::patch_self(Segment & segment, ggml_tensor * tensor) {
     if (root.cls != RootClass::activation) return;
     const size_t r = static_cast<size_t>(&root - info_.roots.data());
     if (!placed(static_cast<int>(r)) || !patched_.insert(tensor).second) return;
-    segment.data.push_back({tensor, &plan_.shadows[r], tensor->view_src ? tensor->view_offs : 0, false});
+    // Some devices find a view by what it views. Made in another segment, that still lies on the host here.
+    const bool made_here = root.producer >= segment.first && root.producer <= segment.last;
+    const bool view_of_base = tensor->view_src && !made_here;
+    segment.data.push_back({tensor, &plan_.shadows[r], tensor->view_src ? tensor->view_offs : 0, view_of_base});
 }
 
 const Root & Planner::root_of(const ggml_tensor * tensor) {
