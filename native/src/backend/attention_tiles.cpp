@@ -17,10 +17,24 @@ struct KeyRange {
     }
 };
 
+// A mask is mostly this, and has as many keys as patches squared: a block at a time is what compilers make wide.
+constexpr int64_t kBlockKeys = 64;
+
+bool all_masked(const uint16_t * keys) {
+    uint16_t differs = 0;
+    for (int64_t i = 0; i < kBlockKeys; i++)
+        differs = static_cast<uint16_t>(differs | (keys[i] ^ kMinusInfinity));
+    return differs == 0;
+}
+
 KeyRange visible_keys(const uint16_t * row, int64_t n_keys) {
     int64_t first = 0, end = n_keys;
+    while (first + kBlockKeys <= n_keys && all_masked(row + first))
+        first += kBlockKeys;
     while (first < n_keys && row[first] == kMinusInfinity)
         first++;
+    while (end - kBlockKeys >= first && all_masked(row + end - kBlockKeys))
+        end -= kBlockKeys;
     while (end > first && row[end - 1] == kMinusInfinity)
         end--;
     return first == end ? KeyRange{} : KeyRange{first, end};

@@ -14,6 +14,9 @@ namespace {
 
 // Of uploads queued for the ring: while the CPU computes, nobody queues more.
 constexpr uint64_t kRingAheadNs = 2 * kQueueNs;
+// Of a vision graph in flight, within kQueueNs: one is computed, one is there already, one is prepared. Too few for
+// segments to span sub-layers (Planner::cut).
+constexpr uint32_t kVisionSegments = 3;
 constexpr size_t kKnownGraphs = 8; // prefill, decode and their variants of one context
 
 thread_local uint32_t step_tokens = 0;
@@ -162,8 +165,8 @@ ggml_status Executor::run_locked(ggml_cgraph & graph) {
 PlanLimits Executor::limits_for(const GraphInfo & info, uint32_t n_tokens) {
     const bool decode = n_tokens <= 1;
     PlanLimits limits;
-    pace_ = info.vision ? &vision_pace_ : &core_.step_paces.of(n_tokens);
-    stream_pace_ = info.vision ? &vision_pace_ : &core_.stream_paces.of(n_tokens);
+    pace_ = info.vision ? &vision_paces_.plain : &core_.step_paces.of(n_tokens);
+    stream_pace_ = info.vision ? &vision_paces_.plain : &core_.stream_paces.of(n_tokens);
     limits.max_segment_cost = pace_->cost_within(kQueueNs / 2);
     limits.max_units_in_flight = decode ? core_.max_in_flight_decode.load() : core_.max_in_flight_prefill.load();
     limits.max_units_of_unknown_pace = decode ? limits.max_units_in_flight : 1;
@@ -172,7 +175,7 @@ PlanLimits Executor::limits_for(const GraphInfo & info, uint32_t n_tokens) {
     limits.reserve_bytes = core_.schedule.reserve_bytes;
     limits.window_bytes = core_.schedule.expert_window_bytes;
     if (info.vision) { // patches, not weights, decide how long a sub-layer takes
-        limits.max_units_in_flight = 1;
+        limits.max_units_in_flight = kVisionSegments;
         limits.max_segment_cost = UINT64_MAX;
         limits.ring_bytes = core_.schedule.vision_ring_bytes;
     }
@@ -455,6 +458,12 @@ Executor::Outcome Executor::run_device_segment(ggml_cgraph & graph, const GraphI
     }
     if (!write_back(info, segment)) return Outcome::lost;
     return core_.cache.ring.retire(segment.pieces.size()) ? Outcome::done : Outcome::lost;
+}
+
+Pace & Executor::pace_of(const Segment & segment) {
+    if (segment.tiled) return vision_paces_.tiled_attention;
+    if (segment.embeds) return vision_paces_.embedding;
+    return segment.pieces.empty() ? *pace_ : *stream_pace_;
 }
 
 bool Executor::make_room(const Pace & pace, uint64_t cost, uint32_t n_units, const PlanLimits & limits) {

@@ -94,7 +94,7 @@ private:
     bool write_back(const GraphInfo & info, const Segment & segment);
     bool flush_writes(const GraphInfo & info, Stream stream);
     static State & state_of(const GraphInfo & info, int write);
-    Pace & pace_of(const Segment & segment) { return segment.pieces.empty() ? *pace_ : *stream_pace_; }
+    Pace & pace_of(const Segment & segment);
     bool make_room(const Pace & pace, uint64_t cost, uint32_t n_units, const PlanLimits & limits);
     Outcome run_experts(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment);
     bool compute_range(ggml_cgraph & graph, int first, int last); // of a patched segment
@@ -131,12 +131,15 @@ private:
     WorkAhead ahead_;                   // on the compute stream
     Pace *pace_ = nullptr, *stream_pace_ = nullptr;
     ExpertRunner experts_{core_, *this};
-    const ggml_tensor * tiled_mask_ = nullptr; // of the tiles below
+    const ggml_tensor * tiled_mask_ = nullptr; // of the tiles below, or what it is a copy of
+    uint64_t tiles_stage_bytes_ = 0;
     std::vector<AttentionTile> tiles_;
     std::deque<std::vector<char>> packed_masks_; // and positions, on their way to the device
     ggml_tensor host_positions_{};
     uint64_t packed_bytes_ = 0;
-    Pace vision_pace_;
+    struct VisionPaces {
+        Pace plain, embedding, tiled_attention; // the last two send the picture and masks along
+    } vision_paces_;
     int gave_way_at_ = -1; // a segment gives way to reclaims once: a storm of them must not hold a step up for ever
     int rows_node_ = -1;   // see PlanLimits
     int64_t rows_done_ = 0;

@@ -16,6 +16,15 @@ void cut_tensor(ggml_tensor & tensor, int dimension, int64_t first, int64_t coun
     tensor.ne[dimension] = count;
 }
 
+// Whose bytes a mask is a copy of.
+const ggml_tensor * origin_of(const ggml_tensor & mask) {
+    const ggml_tensor * origin = &mask;
+    while (origin->op == GGML_OP_CPY && origin->src[0]->type == mask.type &&
+           ggml_are_same_shape(origin->src[0], origin) && ggml_is_contiguous(origin->src[0]))
+        origin = origin->src[0];
+    return origin;
+}
+
 void as_mask(ggml_tensor & mask, const ggml_tensor & stage, const AttentionTile & tile) {
     mask.buffer = stage.buffer;
     mask.data = stage.data;
@@ -77,10 +86,13 @@ bool Executor::fetch_rows(const ggml_tensor & rows, const ggml_tensor & whole, i
     return true;
 }
 
+// Each layer casts the mask for itself, from F16 to F16 too: all of these have the same tiles.
 const std::vector<AttentionTile> & Executor::tiles_of(const ggml_tensor & mask, uint64_t stage_bytes) {
-    if (tiled_mask_ != &mask)
+    const ggml_tensor * origin = origin_of(mask);
+    if (tiled_mask_ != origin || tiles_stage_bytes_ != stage_bytes)
         tiles_ = attention_tiles(static_cast<const uint16_t *>(mask.data), mask.ne[1], mask.ne[0], stage_bytes);
-    tiled_mask_ = &mask;
+    tiled_mask_ = origin;
+    tiles_stage_bytes_ = stage_bytes;
     return tiles_;
 }
 

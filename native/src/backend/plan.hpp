@@ -28,12 +28,13 @@ struct SourcePatch {
 struct Segment {
     bool on_device = false;
     bool tiled = false;            // one attention whose mask comes in tiles
+    bool embeds = false;           // makes patches of a picture that is sent along
     int run = -1;                  // of a vision graph: into GraphInfo::runs
     int64_t tile_units = 0;        // of the run, computed at a time; 0: all of it
     uint64_t tile_offset = 0;      // in the scratch: what tiles need besides
     int first = 0, last = 0;       // nodes, inclusive
     uint32_t n_units = 1;          // sub-layers it spans, for the bound of work in flight
-    uint64_t cost = 0;             // bytes of weights and state it reads, from which its time is predicted
+    uint64_t cost = 0;             // bytes it reads (vision: and what it computes); predicts its time
     std::vector<int> needs;        // activation roots that must be on the device before it
     std::vector<int> writes;       // activation roots it writes
     std::vector<int> state_writes; // into GraphInfo::state_writes

@@ -7,6 +7,12 @@ namespace {
 
 constexpr size_t kMaxPieces = 16; // of a segment; well below what the ring keeps track of
 
+constexpr uint64_t kFlopsPerByte = 16; // what devices do while they read a byte, roughly
+
+uint64_t elements(const ggml_tensor & tensor) {
+    return static_cast<uint64_t>(ggml_nelements(&tensor));
+}
+
 } // namespace
 
 void Planner::cut() {
@@ -163,6 +169,7 @@ void Planner::list_needs(Segment & segment) {
         if (entry.partial) note_need(segment, entry.root, i);
     }
     segment.cost = kUnitCost * segment.n_units;
+    if (info_.vision) segment.cost += patch_work(segment);
     for (const Weight * weight : weights_)
         segment.cost += weight->device_bytes;
     for (const State * state : segment.states)
@@ -171,6 +178,20 @@ void Planner::list_needs(Segment & segment) {
         for (const State * state : piece.states)
             segment.cost += state_cost(*state);
     plan_.stream_order.insert(plan_.stream_order.end(), segment.pieces.begin(), segment.pieces.end());
+}
+
+// Of a vision graph: patches, not weights, decide how long it takes.
+uint64_t Planner::patch_work(const Segment & segment) const {
+    uint64_t bytes = 0, flops = 0;
+    for (int i = segment.first; i <= segment.last; i++) {
+        if (info_.nodes[static_cast<size_t>(i)].view) continue;
+        const ggml_tensor & node = *graph_.nodes[i];
+        bytes += ggml_nbytes(&node) + (node.src[0] ? ggml_nbytes(node.src[0]) : 0);
+        if (node.op == GGML_OP_MUL_MAT) flops += 2 * elements(node) * static_cast<uint64_t>(node.src[0]->ne[0]);
+        if (node.op == GGML_OP_FLASH_ATTN_EXT)
+            flops += 4 * elements(*node.src[0]) * static_cast<uint64_t>(node.src[1]->ne[1]);
+    }
+    return bytes + flops / kFlopsPerByte;
 }
 
 void Planner::list_writes(Segment & segment) {

@@ -40,6 +40,7 @@ void Planner::place_tiles(const ScratchLayout & layout) {
         const PatchRun & run = info_.runs[static_cast<size_t>(segment.run)];
         const PatchTiles tiles(run, plan_.tile_patches);
         if (tiles.n_tiles > 1 || run.embeds) segment.tile_units = tiles.units;
+        segment.embeds = run.embeds;
         segment.tile_offset = layout.offsets[info_.roots.size() + info_.experts.size() + s];
     }
 }

@@ -125,6 +125,7 @@ private:
     void add_pieces(int i);
     void cut_and_list();
     void list_needs(Segment & segment);
+    uint64_t patch_work(const Segment & segment) const;
     void list_writes(Segment & segment);
     void note_need(Segment & segment, int r, int i);
 
