@@ -19,6 +19,8 @@ void free_buffer(ggml_backend_buffer_t buffer) noexcept {
     }
 }
 
+constexpr uint64_t kSubmittedBytes = 16 << 20; // of copied graphs: a large image has very many tiles
+
 using SimCounters = xlm_status (*)(xlm_sim_counters *);
 
 bool read_sim(void * function, xlm_sim_counters & counters) {
@@ -141,6 +143,7 @@ void Inner::free_instances() {
             if (backend) ggml_backend_free(std::exchange(backend, nullptr));
     } catch (...) { // a lost device; what it held is gone
     }
+    submitted_.release();
 }
 
 void Inner::close() {
@@ -257,7 +260,7 @@ bool Inner::set(Stream stream, ggml_tensor * tensor, const void * data, size_t o
             return true;
         }
         // A synchronous device: what runs may still read the place.
-        ggml_backend_synchronize(instance(Stream::compute));
+        synchronize_instance(Stream::compute);
         tensor->buffer->iface.set_tensor(tensor->buffer, tensor, data, offset, bytes);
         return true;
     });
@@ -283,24 +286,30 @@ bool Inner::compute(ggml_cgraph * graph) {
     return guarded([&] {
         ggml_backend_t backend = instance(Stream::compute);
         TraceScope scope(trace_, XLM_TRACE_DEVICE, label_);
-        const bool ok = backend->iface.graph_compute(backend, graph) == GGML_STATUS_SUCCESS;
+        if (submitted_.bytes() > kSubmittedBytes) synchronize_instance(Stream::compute);
+        const bool ok = backend->iface.graph_compute(backend, submitted_.keep(*graph)) == GGML_STATUS_SUCCESS;
         tell_device_times(scope);
         return ok;
     });
 }
 
+void Inner::synchronize_instance(Stream stream) {
+    ggml_backend_synchronize(instance(stream));
+    if (stream == Stream::compute) submitted_.release();
+}
+
 bool Inner::synchronize(Stream stream) {
     return guarded([&] {
         const TraceScope scope(trace_, XLM_TRACE_WAIT, label_);
-        ggml_backend_synchronize(instance(stream));
+        synchronize_instance(stream);
         return true;
     });
 }
 
 void Inner::drain() {
-    for (ggml_backend_t backend : instances_) {
+    for (size_t stream = 0; stream < kStreams; stream++) {
         try {
-            if (backend) ggml_backend_synchronize(backend);
+            if (instances_[stream]) synchronize_instance(static_cast<Stream>(stream));
         } catch (...) { // a lost device has nothing under way that could be waited for
         }
     }

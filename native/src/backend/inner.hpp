@@ -9,6 +9,7 @@
 #pragma once
 
 #include "ledger.hpp"
+#include "submitted.hpp"
 #include "trace.hpp"
 
 #include "ggml-backend-impl.h"
@@ -98,6 +99,7 @@ public:
     bool init_tensor(ggml_tensor * tensor);
     bool set(Stream stream, ggml_tensor * tensor, const void * data, size_t offset, size_t bytes);
     bool get(Stream stream, const ggml_tensor * tensor, void * data, size_t offset, size_t bytes);
+    // A copy of the graph: the caller may change and free its tensors at once.
     bool compute(ggml_cgraph * graph);
     bool synchronize(Stream stream);
     bool synchronize_all() {
@@ -129,11 +131,13 @@ private:
 
     static constexpr size_t kEvents = 256;
 
+    void synchronize_instance(Stream stream); // may throw
     void tell_device_times(TraceScope & scope) const;
 
     Ledger & ledger_;
     Trace & trace_;
     TraceLabel label_;
+    Submitted submitted_; // on compute, since it was last synchronized
     void * library_ = nullptr;
     ggml_backend_dev_t device_ = nullptr;
     ggml_backend_buffer_type_t type_ = nullptr;
