@@ -180,6 +180,8 @@ class Engine:
         self._device = devices.open_device(start.device, start.budget_bytes, n_threads)
         self._channel.attach(BudgetDevice(self._device))
         runtime = self._load_model(self._device, config, n_threads)
+        if runtime.vision is not None and start.device.kind == "vulkan":
+            logs.logger().warning("images are encoded on the CPU: on Vulkan devices that is not proven yet")
         prompts = make_prompts(runtime, config)
         scratch = warmup.measure_scratch(runtime, lambda fraction: _discard(self._progress("warmup")(fraction)))
         self._channel.send(self._loaded(runtime, start, scratch, began))

@@ -218,13 +218,13 @@ class Child:
 Outcome = dict[str, dict[str, Any]]
 
 
-def run_child(which: str, folder: Path, **environment: str) -> Outcome:
+def run_child(which: str, folder: Path, script: str = __file__, **environment: str) -> Outcome:
     assert LIBRARY.is_file(), f"{LIBRARY} is missing: run `make setup` (it runs native/tools/fetch_vulkan_backend.py)"
     out = folder / f"{which}.jsonl"
     # Device 0 by name: ggml passes over software devices unless told.
     path = os.pathsep.join(filter(None, [str(ROOT), *sys.path]))
     env = {**os.environ, "GGML_VK_VISIBLE_DEVICES": "0", "PYTHONPATH": path, **environment}
-    command = [sys.executable, __file__, which, str(out)]
+    command = [sys.executable, script, which, str(out)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900, check=False)
     lines = out.read_text().splitlines() if out.is_file() else []
     found = {line["scenario"]: line for line in map(json.loads, lines)}

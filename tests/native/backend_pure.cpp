@@ -12,6 +12,7 @@
 #include "backend/ring_alloc.hpp"
 #include "backend/schedule.hpp"
 #include "backend/scratch_plan.hpp"
+#include "backend/submitted.hpp"
 
 #include <atomic>
 #include <cmath>
@@ -390,6 +391,44 @@ void test_a_reclaim_and_a_wake_end_a_rest() {
     holder.join();
 }
 
+// A device may look at what it was given until it was waited for: ours are changed and gone by then.
+void test_a_submitted_graph_stays_as_it_was() {
+    int there = 0, elsewhere = 0;
+    ggml_tensor weight{}, input{}, product{}, view{}, sum{};
+    weight.data = input.data = product.data = view.data = sum.data = &there;
+    product.op = GGML_OP_MUL_MAT, view.op = GGML_OP_VIEW, sum.op = GGML_OP_ADD;
+    product.src[0] = &weight, product.src[1] = &input;
+    view.src[0] = view.view_src = &product;
+    sum.src[0] = &view, sum.src[1] = &input;
+    ggml_tensor * nodes[] = {&product, &view, &sum};
+    ggml_bitset_t used[1] = {0};
+    ggml_tensor * keys[16] = {};
+    int32_t uses[16] = {};
+    ggml_cgraph graph{};
+    graph.nodes = nodes, graph.n_nodes = graph.size = 3;
+    graph.visited_hash_set = {16, used, keys}, graph.use_counts = uses;
+    uses[ggml_hash_find_or_insert(&graph.visited_hash_set, &product)] = 7;
+    Submitted submitted;
+    const ggml_cgraph * kept = submitted.keep(graph);
+    for (ggml_tensor * tensor : {&weight, &input, &product, &view, &sum})
+        *tensor = {}, tensor->data = &elsewhere;
+    CHECK_EQ(kept->n_nodes, 3);
+    for (int i = 0; i < 3; i++) {
+        CHECK(kept->nodes[i] != nodes[i]);
+        CHECK(kept->nodes[i]->data == &there);
+    }
+    const ggml_tensor *a = kept->nodes[0], *b = kept->nodes[1], *c = kept->nodes[2];
+    CHECK(b->src[0] == a && b->view_src == a && c->src[0] == b);
+    CHECK(a->src[1] == c->src[1] && a->src[1] != &input && a->src[1]->data == &there);
+    CHECK(a->src[0] != &weight && a->src[0]->data == &there);
+    CHECK_EQ(ggml_node_get_use_count(kept, 0), 7);
+    CHECK_EQ(ggml_node_get_use_count(kept, 2), 0);
+    CHECK(submitted.keep(graph)->nodes[0] != a);
+    submitted.release();
+    CHECK_EQ(submitted.bytes(), 0u);
+    CHECK(submitted.keep(graph) == kept); // by their addresses some devices know graphs again
+}
+
 } // namespace
 
 int main() {
@@ -407,5 +446,6 @@ int main() {
     test_gate_is_had_among_requests();
     test_rests_for_what_was_computed();
     test_a_reclaim_and_a_wake_end_a_rest();
+    test_a_submitted_graph_stays_as_it_was();
     std::puts("ok");
 }

@@ -151,6 +151,7 @@ ggml_status Executor::run_locked(ggml_cgraph & graph) {
     } release{core_.gate};
     if (core_.registry.take_weights_changed()) core_.cache.drop_weights();
     core_.cache.ring.begin_graph();
+    if (info.vision && !core_.inner.computes_images()) return run_all_on_cpu(graph, info);
     info.vision ? core_.enter_vision() : core_.leave_vision();
     limits.vision_bound_bytes = core_.vision_bound_bytes;
     try {

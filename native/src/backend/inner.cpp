@@ -89,6 +89,7 @@ void Inner::load(const std::string & library, uint32_t index) {
         throw ApiError(XLM_ERR_NO_DEVICE, library + " has " + std::to_string(count) + " devices; number " +
                                               std::to_string(index) + " was asked for");
     device_ = ggml_backend_reg_dev_get(registry, index);
+    computes_images_ = std::string(ggml_backend_reg_name(registry)) != "Vulkan";
     sim_counters_ = find_symbol(library_, "xlm_sim_get_counters");
     sim_last_ = find_symbol(library_, "xlm_sim_last_operation");
 }

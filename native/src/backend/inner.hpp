@@ -87,6 +87,9 @@ public:
     uint64_t alloc_bytes(const ggml_tensor * tensor) const; // with the padding the device wants, aligned
     bool needs_padding(const ggml_tensor * tensor) const;
     bool supports_op(const ggml_tensor * op) const;
+    // False for Vulkan: towers computed in tiles corrupt the heap of a process with the software driver
+    // (docs/vision.md).
+    bool computes_images() const { return computes_images_; }
     DeviceMemory memory() const;
 
     // Empty when the budget or the device refuses. Never throws.
@@ -149,6 +152,7 @@ private:
     };
     std::array<EventPool, 3> event_pools_;
     bool has_events_ = false;
+    bool computes_images_ = true;
     bool device_refused_ = false;
     std::atomic<bool> lost_{false};
     uint64_t losses_seen_ = 0; // by the instances there are
