@@ -14,19 +14,8 @@ namespace {
 constexpr int kLayers = 2;
 constexpr uint64_t kPlenty = 32 << 20;
 
-struct Pair {
-    Pair(uint32_t seed, const Moe & form)
-        : plain_model(false, kLayers, seed, false, form), model(true, kLayers, seed, false, form), plain(plain_model),
-          device(model) {}
-
-    bool step(std::mt19937 & random, int n) {
-        const std::vector<int32_t> tokens = some_tokens(random, n);
-        return same_bits(plain.step(tokens), device.step(tokens));
-    }
-    bool same_caches() const { return plain.cache_bytes() == device.cache_bytes(); }
-
-    Model plain_model, model;
-    Context plain, device;
+struct Pair : toy::Pair {
+    Pair(uint32_t seed, const Moe & form) : toy::Pair(seed, kLayers, false, form) {}
 };
 
 Moe plain_form() {

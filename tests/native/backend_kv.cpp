@@ -1,5 +1,6 @@
 // Caches that go through the ring for each step: the bits of lasting copies, nothing kept on the device, and what a
 // step wrote is at home when it ends.
+#include "backend_cases.hpp"
 #include "backend_storm.hpp"
 
 using namespace toy;
@@ -67,6 +68,29 @@ void test_rings() {
     CHECK(pair.step(random, 2));
     CHECK_EQ(stats().n_fallback_cpu, uint64_t{kLayers});
     CHECK_EQ(stats().bytes_kv_streamed, uint64_t{0});
+}
+
+// A ring that went leaves nothing pointing into its memory.
+void test_another_ring() {
+    Pair pair(19);
+    std::mt19937 random(20);
+    for (int i = 0; i < 12; i++) {
+        set_budget(i % 3 == 2 ? 0 : kPlenty);
+        const uint8_t place = i % 2 ? XLM_PLACE_STREAM_KV : XLM_PLACE_CPU;
+        set_placements(uniform(place), place == XLM_PLACE_CPU ? 0 : (128 << 10) + (i << 12));
+        CHECK(pair.step(random, 1 + i % 2));
+        CHECK(pair.same_caches());
+        check_books();
+    }
+    set_budget(kPlenty);
+    std::vector<uint8_t> mixed = uniform(XLM_PLACE_STREAM_KV);
+    for (size_t i = 0; i < mixed.size(); i += 2)
+        mixed[i] = XLM_PLACE_RESIDENT;
+    for (const uint64_t ring_bytes : {128 << 10, 0, 90 << 10, 0, 40 << 10}) {
+        set_placements(mixed, ring_bytes);
+        CHECK(pair.step(random, 2));
+        CHECK(pair.same_caches());
+    }
 }
 
 void set_tiers(uint8_t one, uint8_t many, uint64_t ring_bytes) {
@@ -217,14 +241,10 @@ void test_lost_device_costs_no_token() {
     }
 }
 
-struct Case {
-    const char * name;
-    void (*run)();
-};
-
 constexpr Case kCases[] = {
     {"streamed", test_streamed},
     {"rings", test_rings},
+    {"another_ring", test_another_ring},
     {"switched", test_switched},
     {"restored", test_restored},
     {"aborted", test_aborted},
@@ -237,17 +257,5 @@ constexpr Case kCases[] = {
 } // namespace
 
 int main(int argc, char ** argv) {
-    const std::string wanted = argc > 1 ? argv[1] : "";
-    open_device("sim", 0);
-    int n_run = 0;
-    for (const Case & test : kCases) {
-        if (!wanted.empty() && wanted != test.name) continue;
-        std::printf("%s\n", test.name);
-        std::fflush(stdout);
-        test.run();
-        n_run++;
-    }
-    CHECK(n_run > 0);
-    xlm_device_close();
-    std::puts("ok");
+    return run_cases(argc, argv, kCases);
 }

@@ -358,6 +358,11 @@ private:
         return ggml_permute(context, view, 0, 2, 1, 3);
     }
 
+    // A view, as llama.cpp writes through one: it may end the segment before the one that writes.
+    ggml_tensor * cells_of(ggml_context * context, ggml_tensor * cache) {
+        return ggml_reshape_2d(context, cache, kEmbd, kCells);
+    }
+
     ggml_tensor * attention(Graph & g, const Model::Layer & layer, size_t il, ggml_tensor * x, int n) {
         ggml_context * context = g.context.get();
         ggml_tensor * q = ggml_mul_mat(context, layer.q, x);
@@ -365,8 +370,8 @@ private:
         ggml_tensor * v = ggml_mul_mat(context, layer.v, x);
         ggml_build_forward_expand(g.graph, q); // as llama.cpp does: what touches the cache stands side by side
         ggml_build_forward_expand(g.graph, v);
-        ggml_build_forward_expand(g.graph, ggml_set_rows(context, k_[il], k, g.cells));
-        ggml_build_forward_expand(g.graph, ggml_set_rows(context, v_[il], v, g.cells));
+        ggml_build_forward_expand(g.graph, ggml_set_rows(context, cells_of(context, k_[il]), k, g.cells));
+        ggml_build_forward_expand(g.graph, ggml_set_rows(context, cells_of(context, v_[il]), v, g.cells));
         q = ggml_permute(context, ggml_reshape_3d(context, q, kHeadDim, kHeads, n), 0, 2, 1, 3);
         ggml_tensor * keys = heads_of(context, k_[il]);
         ggml_tensor * scores = ggml_soft_max_ext(context, ggml_mul_mat(context, keys, q), g.mask, 0.2F, 0.0F);
@@ -442,8 +447,8 @@ inline bool same_bits(const std::vector<float> & a, const std::vector<float> & b
 
 // The same model on the CPU and on XLM0.
 struct Pair {
-    Pair(uint32_t seed, int n_layers, bool tied)
-        : plain_model(false, n_layers, seed, tied), model(true, n_layers, seed, tied), plain(plain_model),
+    Pair(uint32_t seed, int n_layers, bool tied, const Moe & form = {})
+        : plain_model(false, n_layers, seed, tied, form), model(true, n_layers, seed, tied, form), plain(plain_model),
           device(model) {}
 
     // One step on both; true when all bits agree.

@@ -78,9 +78,10 @@ void Planner::patch(Segment & segment) {
     patched_.clear();
     for (int i = segment.first; i <= segment.last; i++) {
         ggml_tensor * node = graph_.nodes[i];
-        patch_self(segment, node);
-        // A view computes nothing, and what it views may have no place on the device now.
+        // A view computes nothing: it is patched for who reads it, if that happens in this segment. What it views may
+        // have no place on the device now.
         if (info_.nodes[static_cast<size_t>(i)].view) continue;
+        patch_self(segment, node);
         const ExpertMatmul * matmul = expert_matmul(segment, i);
         for (ggml_tensor *& slot : node->src)
             if (slot && !(matmul && patch_expert_source(segment, *matmul, slot))) patch_source(segment, slot);

@@ -7,6 +7,13 @@ namespace xlm {
 namespace {
 // Bounds of events in use, so that none comes up for reuse in the pool while something waits for it.
 constexpr size_t kMaxPieces = 64, kMaxRetired = 80;
+
+// A shadow that outlives its place would be read by whoever patches it in next.
+void let_go(ggml_tensor & shadow, const ggml_backend_buffer * ring) {
+    if (shadow.buffer != ring) return;
+    shadow.buffer = nullptr;
+    shadow.data = nullptr;
+}
 } // namespace
 
 bool Ring::ensure(uint64_t bytes, uint64_t largest, const LedgerView & view) {
@@ -23,6 +30,8 @@ bool Ring::ensure(uint64_t bytes, uint64_t largest, const LedgerView & view) {
 
 void Ring::forget() {
     if (!pieces_.empty()) inner_.synchronize(Stream::upload);
+    for (const Piece & piece : pieces_)
+        let_go_of(piece);
     pieces_.clear();
     ahead_bytes_ = 0;
     order_.clear();
@@ -169,6 +178,12 @@ void Ring::point_at(const Piece & piece) {
     }
 }
 
+void Ring::let_go_of(const Piece & piece) {
+    if (piece.what.weight) let_go(piece.what.weight->shadow, buffer_.get());
+    for (State * state : piece.what.states)
+        let_go(state->shadow, buffer_.get());
+}
+
 bool Ring::acquire(const Streamed * wanted, size_t n_wanted) {
     if (!pump(n_wanted)) return false;
     for (size_t i = 0; i < n_wanted; i++) {
@@ -192,6 +207,7 @@ bool Ring::retire(size_t n_pieces) {
     for (size_t i = 0; i < n_pieces; i++) {
         retired_.push_back({pieces_.front().span, read, states, fetched});
         ahead_bytes_ -= pieces_.front().what.bytes;
+        let_go_of(pieces_.front());
         pieces_.pop_front();
         allocator_.pop_front();
     }

@@ -50,7 +50,7 @@ public:
     bool acquire(const Streamed * wanted, size_t n_wanted);
     // The device's view of an acquired piece.
     const ggml_tensor & tensor(size_t i) const { return pieces_[i].tensor; }
-    // Their work is submitted, and what of their caches goes home is queued.
+    // Their work is submitted, and what of their caches goes home is queued. No shadow points at them any more.
     bool retire(size_t n_pieces);
 
 private:
@@ -74,6 +74,7 @@ private:
     bool send_states(const Piece & piece);
     ggml_tensor placed(const State & state, uint64_t offset) const;
     void point_at(const Piece & piece);
+    void let_go_of(const Piece & piece);
     bool wait_for_readers(const RingSpan & span, bool on_host);
     bool wait_for(const Retired & last, bool on_host);
 
