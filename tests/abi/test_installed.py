@@ -132,6 +132,22 @@ def test_the_samples_in_python(broker: RunningBroker) -> None:
     assert len(re.findall(r"-> (open_gate|refuse|attack|wait) \((calm|wary|angry)\)", run("npc_actions.py"))) == 3
 
 
+def test_the_script_of_the_first_page_takes_memory_back_in_mid_sentence(broker: RunningBroker, tmp_path: Path) -> None:
+    script = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[0]
+    seeded = script.replace("max_tokens=64", "max_tokens=64, seed=1")  # else an answer may end before that
+    assert seeded != script
+    (tmp_path / "greta.py").write_text(seeded, encoding="utf-8")
+    environment = {**os.environ, "XLM_ENDPOINT": broker.endpoint, "PYTHONUTF8": "1"}
+    done = subprocess.run([sys.executable, tmp_path / "greta.py"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = re.fullmatch(r"(.+) \[down to (\d+) MiB in [\d.]+ ms\](.+)\n", done.stdout, re.DOTALL)
+    assert found is not None, done.stdout
+    before, left_mib, after = found.groups()
+    assert 0 < int(left_mib) <= 32
+    assert len(before.split()) > 3
+    assert len(after.split()) > 10
+
+
 def test_presets_and_packages_are_of_one_mind() -> None:
     """What cannot be run here (Windows) is at least consistent with what can."""
     native = ROOT / "native"

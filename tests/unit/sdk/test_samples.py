@@ -48,15 +48,27 @@ def run(broker: FakeBroker) -> Run:
     return run
 
 
-def test_the_quick_start_script(broker: FakeBroker, run: Run, tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "quickstart-python.md").read_text(encoding="utf-8")
-    script = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
-    assert len([line for line in script.splitlines() if line]) == 10
-    (tmp_path / "npc.py").write_text(script, encoding="utf-8")
-    shown = run(tmp_path / "npc.py")
-    assert "Aye, I can. 🔨\n4 tokens, stop" in shown
-    assert "budget in force: 96MiB" in shown
-    assert broker.wait_for(messages.SetBudget).cap_bytes == 96 << 20
+PAGES = ("README.md", "docs/quickstart-python.md")
+
+
+def first_script(page: str) -> str:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return str(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0])
+
+
+def test_the_script_of_the_first_page_is_that_of_the_quick_start() -> None:
+    assert first_script(PAGES[0]) == first_script(PAGES[1])
+
+
+def test_the_script_of_the_first_page(broker: FakeBroker, run: Run, tmp_path: Path) -> None:
+    broker.answer = [f"{number} " for number in range(20)]
+    script = first_script(PAGES[0])
+    assert len([line for line in script.splitlines() if line]) <= 10
+    (tmp_path / "greta.py").write_text(script, encoding="utf-8")
+    shown = run(tmp_path / "greta.py")
+    assert re.fullmatch(r"0 1 .* 10  \[down to 32 MiB in [\d.]+ ms\]11 12 .* 19 \n", shown)
+    caps = [request.cap_bytes for request in broker.requests if isinstance(request, messages.SetBudget)]
+    assert caps == [160 << 20, 32 << 20]
 
 
 def test_dialogue(broker: FakeBroker, run: Run) -> None:
