@@ -69,7 +69,7 @@ class Sessions:
         elif request.resume:
             self._core.refuse(client.identity, request.id, "session_unknown", "this session cannot be resumed")
         else:
-            text = f"{len(self.live)} sessions are open"
+            text = f"{len(self.live)} sessions of all clients are open, and that is the most"
             self._core.refuse(client.identity, request.id, "too_many_sessions", text)
 
     def _n_ctx(self) -> int:

@@ -189,6 +189,17 @@ def test_too_many_sessions_and_waiting_ones_make_room() -> None:
     assert world.sent(link.DropSession) == [link.DropSession(session_id=session)]
 
 
+def test_a_second_client_is_told_that_the_first_has_all_sessions() -> None:
+    world, session = talking(limits=Limits(max_sessions=1))
+    world.join(b"other")
+    world.request(b"other", messages.OpenSession(id=60))
+    error = world.last(b"other", messages.Error)
+    assert (error.code, error.retryable) == ("too_many_sessions", True)
+    assert "1 sessions of all clients" in error.message
+    world.request(b"game", messages.CloseSession(id=70, session_id=session))
+    assert world.open(b"other")
+
+
 def test_a_lost_client_finds_its_conversation_again() -> None:
     world, session = talking()
     say = world.say(b"game", session)
