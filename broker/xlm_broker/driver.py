@@ -24,6 +24,7 @@ import platformdirs
 import psutil
 import zmq
 
+from xlm._commands import to_type
 from xlm._threads import answer_quickly
 from xlm.errors import ProtocolError, XlmError
 from xlm.protocol import codec, link, messages
@@ -246,7 +247,8 @@ class Driver:
             return
         self._standing = standing
         level = "info" if standing.state == "measured" else "warning"
-        getattr(self._log, level)("planner_profile", state=standing.state, text=standing.text, advice=standing.advice)
+        advice = to_type(standing.advice)
+        getattr(self._log, level)("planner_profile", state=standing.state, text=standing.text, advice=advice)
 
     # -- the machine -----------------------------------------------------------------
 

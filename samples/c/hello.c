@@ -1,7 +1,7 @@
 /* The shortest game: it gives the model a budget, says one thing, and prints the answer as it comes.
  *
  *     cc hello.c $(pkg-config --cflags --libs xlm) -o hello
- *     xlm-broker --model demo --budget-from-game &
+ *     ../../.venv/bin/xlm-broker --model demo --budget-from-game &
  *     ./hello "Can you repair my sword?"
  */
 #include <inttypes.h>

@@ -1,7 +1,7 @@
 // The shortest game in C++: a budget, one question, the answer as it comes. Compare samples/c/hello.c.
 //
 //     c++ -std=c++17 hello.cpp $(pkg-config --cflags --libs xlm) -o hello
-//     xlm-broker --model demo --budget-from-game &
+//     ../../.venv/bin/xlm-broker --model demo --budget-from-game &
 //     ./hello "Can you repair my sword?"
 #include <iostream>
 

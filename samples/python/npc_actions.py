@@ -1,7 +1,7 @@
 """An NPC that acts: each answer is JSON the game can carry out, whatever the model would rather say.
 
-    xlm-broker --model demo --budget-from-game &
-    python npc_actions.py [ENDPOINT]
+    .venv/bin/xlm-broker --model demo --budget-from-game &
+    .venv/bin/python samples/python/npc_actions.py [ENDPOINT]
 
 The schema is turned into a grammar, so the model cannot leave it: no parsing of
 prose, no retries. Only ``finish_reason`` needs a look: an answer cut off at

@@ -1,6 +1,6 @@
-"""Talk with a blacksmith. Start a broker first: xlm-broker --model demo --budget-from-game
+"""Talk with a blacksmith. Start a broker first: .venv/bin/xlm-broker --model demo --budget-from-game
 
-    python npc_dialogue.py [ENDPOINT]
+    .venv/bin/python samples/python/npc_dialogue.py [ENDPOINT]
 
 A line such as ``/budget 64MiB`` plays the game that needs its memory back, in
 mid-conversation; an empty line ends it.

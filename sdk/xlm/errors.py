@@ -26,11 +26,13 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
+from xlm._commands import to_type
+
 Fault = Literal["caller", "broker", "engine", "device", "model"]
 
 
 class XlmError(Exception):
-    """Base of all errors. ``str(error)`` is the message and, if there is one, the hint."""
+    """Base of all errors. ``str(error)`` is the message and, if there is one, the hint with commands as typed here."""
 
     fault: Fault = "broker"
 
@@ -43,7 +45,7 @@ class XlmError(Exception):
         self.retryable: Final = known.retryable if retryable is None and known else bool(retryable)
 
     def __str__(self) -> str:
-        return f"{self.message} ({self.hint})" if self.hint else self.message
+        return f"{self.message} ({to_type(self.hint)})" if self.hint else self.message
 
 
 class RequestError(XlmError):

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from xlm._commands import to_type
 from xlm.errors import DeviceError, EndpointError, ModelError, XlmError
 from xlm_broker import broker_version
 from xlm_broker.config import Config, Options, build, defaults, environment_name
@@ -168,7 +169,7 @@ def report(error: XlmError) -> None:
     """For people, on standard error."""
     typer.echo(f"xlm-broker: {error.message} [{error.code}]", err=True)
     if error.hint:
-        typer.echo(f"  hint: {error.hint}", err=True)
+        typer.echo(f"  hint: {to_type(error.hint)}", err=True)
 
 
 def exit_code(error: XlmError) -> int:

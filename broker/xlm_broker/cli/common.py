@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from xlm._commands import to_type
 from xlm.errors import BrokerError, EngineError, XlmError
 from xlm_broker.cli import broker
 
@@ -28,7 +29,7 @@ def exit_code(error: BaseException) -> int:
 def error_text(error: BaseException) -> str:
     """One line that says what happened, and one that says what to do."""
     if isinstance(error, XlmError):
-        hint = f"\nhint:  {error.hint}" if error.hint.strip() else ""
+        hint = f"\nhint:  {to_type(error.hint)}" if error.hint.strip() else ""
         return f"error: {error.message}{hint}"
     if isinstance(error, OSError) and error.strerror:
         where = f" {error.filename}" if error.filename else ""

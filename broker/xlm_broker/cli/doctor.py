@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from xlm._commands import to_type
 from xlm_broker.cli.checks import Check, all_checks
 from xlm_broker.cli.common import EXIT_FAILED
 
@@ -53,7 +54,7 @@ def print_check(console: Console, check: Check) -> None:
     line.append(f"{check.name:<15}", style="bold").append(check.detail)
     console.print(line, soft_wrap=True)
     if check.advice:
-        console.print(Text(f"{'':<20}do: {check.advice}", style=_STYLES[check.state]), soft_wrap=True)
+        console.print(Text(f"{'':<20}do: {to_type(check.advice)}", style=_STYLES[check.state]), soft_wrap=True)
 
 
 def conclusion(found: Sequence[Check]) -> str:

@@ -163,7 +163,8 @@ def test_chat_with_a_model_and_an_endpoint_is_a_usage_error(run) -> None:  # typ
     assert "not both" in err
 
 
-def test_chat_without_a_broker_names_both_ways_to_get_one(run, broker: FakeBroker) -> None:  # type: ignore[no-untyped-def]
+def test_chat_without_a_broker_names_both_ways_to_get_one(run, broker: FakeBroker, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("xlm._commands.command", lambda name: name)
     broker.fail_next("open_session", "not_ready", "no broker answers yet")
     code, _, err = run("chat", "-e", broker.endpoint, "--once", "Hi")
     assert code == 69
