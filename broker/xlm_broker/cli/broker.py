@@ -11,6 +11,7 @@ import typer
 from xlm._commands import to_type
 from xlm.errors import DeviceError, EndpointError, ModelError, XlmError
 from xlm_broker import broker_version
+from xlm_broker.cli.output import output_or_one_line
 from xlm_broker.config import Config, Options, build, defaults, environment_name
 
 EXIT_OK: Final = 0
@@ -187,7 +188,8 @@ def exit_code(error: XlmError) -> int:
 def main() -> None:
     """Entry point of ``xlm-broker``."""
     _open_missing_streams()
-    app(prog_name="xlm-broker")
+    with output_or_one_line():
+        app(prog_name="xlm-broker")
 
 
 def _open_missing_streams() -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from xlm._commands import to_type
 from xlm.errors import BrokerError, EngineError, XlmError
 from xlm_broker.cli import broker
+from xlm_broker.cli.output import output_or_one_line
 
 EXIT_FAILED: Final = 1  # a check failed, a promise was broken
 EXIT_INTERRUPTED: Final = 130  # 128 + SIGINT, as shells count
@@ -40,7 +41,8 @@ def error_text(error: BaseException) -> str:
 def run_guarded(command: Callable[[], Any]) -> int:
     """Runs a command; expected errors become text on standard error, everything an exit code."""
     try:
-        command()
+        with output_or_one_line():
+            command()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else EXIT_FAILED if end.code else 0
     except KeyboardInterrupt as error:
