@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -14,8 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 import xlm
+from xlm_broker.cli import status_brief
+from xlm_broker.cli.status_brief import size as _size
 
 _WATCH_S = 1.0
+_STYLES = {"warning": "yellow"}
+_MORE = "(--all: every figure; --json: for programs)"
 _PARTS = ("broker", "engine", "device", "budget", "schedule", "throughput")
 _LISTS = ("clients", "sessions")
 
@@ -25,26 +29,30 @@ def status(
     as_json: Annotated[
         bool, typer.Option("--json", help="The whole answer as JSON (one object a line with --watch).")
     ] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Every figure, some hundred lines.")] = False,
     wait: Annotated[float, typer.Option(min=0.0, help="How long to wait for a broker, in seconds.")] = 2.0,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every second, until Ctrl-C.")] = False,
 ) -> None:
-    """Shows device, budget, memory in use, schedule, engine, clients and sessions of a running broker.
+    """Shows what a running broker holds, for whom, and what is not as it should be. With --all every figure of it.
 
     Examples:
 
       xlm status
+
+      xlm status --all
 
       xlm status --json | jq .budget
 
       xlm status --watch --endpoint tcp://127.0.0.1:17861
     """
     with xlm.connect(endpoint or None, name="xlm status", timeout=wait) as client:
+        shown = page if everything else brief
         if as_json:
             _print_json(client, watch)
         elif watch:
-            _watch(client)
+            _watch(client, shown)
         else:
-            Console(highlight=False).print(page(client.status()))
+            Console(highlight=False).print(shown(client.status()))
 
 
 def _print_json(client: xlm.Client, watch: bool) -> None:
@@ -55,11 +63,23 @@ def _print_json(client: xlm.Client, watch: bool) -> None:
         time.sleep(_WATCH_S)
 
 
-def _watch(client: xlm.Client) -> None:
-    with Live(page(client.status()), console=Console(highlight=False), auto_refresh=False) as live:
+def _watch(client: xlm.Client, shown: Callable[[Mapping[str, Any]], RenderableType]) -> None:
+    with Live(shown(client.status()), console=Console(highlight=False), auto_refresh=False) as live:
         while True:
             time.sleep(_WATCH_S)
-            live.update(page(client.status()), refresh=True)
+            live.update(shown(client.status()), refresh=True)
+
+
+def brief(status: Mapping[str, Any]) -> RenderableType:
+    """The answer for people on one screen: the summary, then a row for each of the parts that matter."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", min_width=10)
+    table.add_column()
+    previous = ""
+    for title, text in status_brief.rows(status):
+        table.add_row(Text(title if title != previous else ""), Text(text, style=_STYLES.get(title, "")))
+        previous = title
+    return Group(Text(summary(status), style="bold"), table, Text(_MORE, style="grey62"))
 
 
 def page(status: Mapping[str, Any]) -> RenderableType:
@@ -88,10 +108,6 @@ def summary(status: Mapping[str, Any]) -> str:
     if rate := (status.get("throughput") or {}).get("tokens_per_s"):
         words.append(f"{rate:.1f} tokens/s")
     return "; ".join(words)
-
-
-def _size(value: object) -> str:
-    return xlm.format_size(int(value)) if isinstance(value, (int, float)) else "?"
 
 
 def _block(title: str, values: Mapping[str, Any]) -> Table:

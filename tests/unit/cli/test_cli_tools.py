@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import xlm
 from xlm.protocol import messages
 from xlm.testing import FakeBroker
 from xlm_broker import broker_version
@@ -136,8 +138,21 @@ def test_status_json_has_every_part(run, broker: FakeBroker) -> None:  # type: i
     assert answer["engine"]["state"] == "ready"
 
 
-def test_status_for_people_names_parts_and_sizes(run, broker: FakeBroker) -> None:  # type: ignore[no-untyped-def]
-    code, out, _ = run("status", "--endpoint", broker.endpoint)
+def test_status_fits_one_screen(run, broker: FakeBroker) -> None:  # type: ignore[no-untyped-def]
+    with contextlib.ExitStack() as games:
+        for number in range(12):
+            client = games.enter_context(xlm.connect(broker.endpoint, name=f"game {number}"))
+            games.enter_context(client.open_session())
+        code, out, _ = run("status", "-e", broker.endpoint)
+    assert code == 0
+    assert len(out.splitlines()) <= 24
+    for words in ("budget ", "memory ", "placement ", "game 0: no cap", "of game 4: idle", "... and 8 more", "--all"):
+        assert words in out
+    assert "warning" not in out
+
+
+def test_status_with_all_names_parts_and_sizes(run, broker: FakeBroker) -> None:  # type: ignore[no-untyped-def]
+    code, out, _ = run("status", "--endpoint", broker.endpoint, "--all")
     assert code == 0
     for words in ("device", "total_bytes", "256MiB", "client 1", "xlm status"):
         assert words in out
