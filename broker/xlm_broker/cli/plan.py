@@ -19,6 +19,7 @@ from xlm_broker.config import KvType, Options, defaults, demo_model, device_of
 from xlm_broker.gguf_facts import read_header, work_from_gguf
 from xlm_broker.planner.sharding import engine_capabilities
 from xlm_broker.planner.sharding.costs import Capabilities
+from xlm_broker.planner.sharding.explained import explained
 from xlm_broker.planner.sharding.hardware import Machine, machine_from_row
 from xlm_broker.planner.sharding.kernels import Kernels
 from xlm_broker.planner.sharding.machine import guessed_machine, profiled_machine
@@ -78,7 +79,7 @@ def plan(
         typer.Option(help="Attention whose KV cache is copied for each step.  [default: what the engine can do]"),
     ] = None,
     require_device: Annotated[bool, typer.Option(help="An error if nothing would run on the device.")] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="Also list every sub-layer.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Also list the sub-layers, with a legend.")] = False,
     as_json_: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
     curve_file: Annotated[str, typer.Option("--curve", help="Also plan a range of budgets; a PNG file, or -.")] = "",
 ) -> None:
@@ -116,7 +117,7 @@ def plan(
     if mmproj:
         print("\n" + "\n".join(image_lines(images, explain=explain)))
     if explain:
-        print("\n" + "\n".join(_sublayer_lines(sublayer_rows(found), planning.tiers)))
+        print("\n" + "\n".join(explained(sublayer_rows(found), planning.tiers)))
 
 
 class _Memory(NamedTuple):
@@ -266,17 +267,6 @@ def _of_the_card(sim: SimConfig) -> tuple[str, ...]:
 def chosen_device(here: _Here) -> DeviceConfig:
     """What xlm-broker takes with the same words."""
     return device_of(here.options())
-
-
-def _sublayer_lines(rows: Sequence[dict[str, Any]], tiers: Sequence[int]) -> list[str]:
-    head = f"{'layer':>5}  {'kind':15}{'MiB':>9}{'KV MiB':>9}  {'keeps':6}" + "".join(f"{f'<={t}':>15}" for t in tiers)
-    return [head, *(_sublayer_line(row) for row in rows)]
-
-
-def _sublayer_line(row: dict[str, Any]) -> str:
-    layer = str(row["layer"]) if row["layer"] >= 0 else "-"
-    sizes = f"{row['bytes'] / 2**20:9.1f}{row['kv_bytes'] / 2**20:9.1f}"
-    return f"{layer:>5}  {row['kind']:15}{sizes}  {row['keeps']:6}" + "".join(f"{mode:>15}" for mode in row["modes"])
 
 
 def _draw(points: Sequence[CurvePoint], planning: Planning, path: Path) -> None:

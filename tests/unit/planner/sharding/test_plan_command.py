@@ -20,6 +20,7 @@ from xlm.protocol.link import DeviceConfig
 from xlm_broker.cli import broker
 from xlm_broker.cli.plan import plan
 from xlm_broker.config import defaults
+from xlm_broker.planner.sharding.explained import LEGEND, explained
 from xlm_broker.planner.sharding.profile import KernelPoint, ProfileKey
 from xlm_broker.profile_store import ProfileWriter
 
@@ -77,6 +78,32 @@ def test_text(folder: Path) -> None:
     text = output(shape_arguments(folder, "--explain"))
     for word in ("tokens/s", "ring", "scratch", "why", "one more GiB", "assumed", "attention"):
         assert word in text
+
+
+def test_explain_says_in_few_lines_what_runs_where(folder: Path) -> None:
+    arguments = shape_arguments(folder, "--explain", budget="1GiB")
+    rows = json.loads(output([*arguments, "--json"]))["sublayers"]
+    table = output(arguments).split("\nkind ", 1)[1].split("\n\n", 1)[0].splitlines()[1:]
+    assert len(table) == len({(row["kind"], row["keeps"], *row["modes"]) for row in rows})
+    assert sum(int(line.split()[1]) for line in table) == len(rows) == 81
+
+
+def test_sublayers_alike_are_one_line_and_tiers_alike_one_column() -> None:
+    def row(layer: int, kind: str, keeps: str, *modes: str) -> dict[str, Any]:
+        return {"layer": layer, "kind": kind, "bytes": 3 << 19, "kv_bytes": 1 << 20, "keeps": keeps, "modes": [*modes]}
+
+    rows = [row(layer, "attention", "all", "resident", "resident", "stream") for layer in (0, 1, 2, 4, 7, 8)]
+    rows += [row(3, "attention", "-", "cpu", "cpu", "stream"), row(-1, "output", "-", "cpu", "cpu", "cpu")]
+    lines = explained(rows, (1, 4, 64))
+    assert [" ".join(line.split()) for line in lines[:4]] == [
+        "kind n MiB KV MiB keeps <=4 <=64 layers",
+        "attention 6 9.0 6.0 all resident stream blk.0-2, 4, 7-8",
+        "attention 1 1.5 1.0 - cpu stream blk.3",
+        "output 1 1.5 1.0 - cpu cpu -",
+    ]
+    for word in ("keeps:", "resident:", "hops:", "slowed:", "ring:", "scratch:"):
+        assert any(word in line for line in LEGEND)
+        assert all(line in lines for line in LEGEND)
 
 
 def test_picture(folder: Path) -> None:
