@@ -276,6 +276,12 @@ def device_of(options: Options, *, find_devices: Callable[[], Devices] = detect)
     return _device(options, find_devices)[0]
 
 
+def device_and_reason(options: Options, *, find_devices: Callable[[], Devices] = detect) -> str:
+    """For people: which device a broker with these options takes, and why. Errors as of ``device_of``."""
+    device, reason, _ = _device(options, find_devices)
+    return f"{device.kind} ({reason})"
+
+
 def _named(choice: Literal["cuda", "vulkan"]) -> tuple[DeviceKind, str]:
     return choice, "as asked"
 

@@ -13,8 +13,10 @@ from typing import Any, Final
 import psutil
 from rich.console import Console
 
+from xlm._commands import to_type
 from xlm.errors import DeviceError
 from xlm_broker import broker_version
+from xlm_broker.config import Options, device_and_reason
 from xlm_broker.demo.game import measure_alone, play
 from xlm_broker.demo.network import Network
 from xlm_broker.demo.process import PrivateBroker
@@ -53,6 +55,11 @@ class DemoOptions:
         arguments += ["--sim-vram", self.sim_vram, "--threads", str(engine_threads())]
         return arguments + (["--sim-link", self.sim_link] if self.sim_link else [])
 
+    def device_line(self) -> str:
+        """Which device will be taken and why; a wrong option is a typed error."""
+        options = Options(model=self.model, device=self.device, sim_vram=self.sim_vram)
+        return f"device: {to_type(device_and_reason(options))}"
+
 
 def nothing_to_share() -> DeviceError:
     return DeviceError(
@@ -75,6 +82,7 @@ def run_demo(options: DemoOptions, console: Console, tell: Tell) -> dict[str, An
     """
     if options.device == "cpu":
         raise nothing_to_share()
+    tell(options.device_line())
     record = Recorder(story(options.seconds))
     options.out.mkdir(parents=True, exist_ok=True)
     tell("measuring the game alone ...")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import psutil
 import pytest
 
 from tests.support.processes import ended
-from xlm.errors import XlmError
-from xlm_broker.demo import process
+from xlm.errors import RequestError, XlmError
+from xlm_broker.config import device_and_reason
+from xlm_broker.demo import process, run
 from xlm_broker.demo.process import PrivateBroker, child_environment, last_words, private_endpoint
 from xlm_broker.demo.run import DemoOptions, describe, device_name, model_name
+from xlm_broker.devices import Devices
 
 
 def test_the_brokers_arguments(tmp_path: Path) -> None:
@@ -20,6 +23,17 @@ def test_the_brokers_arguments(tmp_path: Path) -> None:
     assert arguments[:5] == ["--budget-from-game", "--model", "m.gguf", "--device", "sim"]
     assert arguments[-2:] == ["--sim-link", "8"]
     assert "--sim-link" not in DemoOptions(out=tmp_path).broker_arguments()
+
+
+def test_the_device_is_told_at_the_start_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        run, "device_and_reason", partial(device_and_reason, find_devices=lambda: Devices(hardware_gpus=["amdgpu"]))
+    )
+    told = DemoOptions(out=tmp_path).device_line()
+    assert told.startswith("device: sim (virtual GPU: a real GPU is here, but no ggml backend library for it")
+    assert DemoOptions(out=tmp_path, device="sim").device_line() == "device: sim (virtual GPU, as asked)"
+    with pytest.raises(RequestError, match="abacus"):
+        DemoOptions(out=tmp_path, device="abacus").device_line()
 
 
 @pytest.mark.parametrize(

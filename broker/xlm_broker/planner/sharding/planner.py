@@ -22,7 +22,7 @@ from .experts import PART_PADDING_BYTES, WINDOW_PARTS
 from .facts import work_from_facts
 from .kernels import Kernels
 from .machine import NO_PROFILE, guessed_machine, profiled_machine
-from .modelled import CardRates, modelled_machine
+from .modelled import CardRates, Modelled, modelled_machine
 from .plan import Plan, Planning, make_plan, prepare, require_device
 from .problem import StateArray, search_efforts
 from .profile import MachineProfile
@@ -248,9 +248,9 @@ def to_schedule(plan: Plan, model: ModelFacts, budget_bytes: int, schedule_id: i
     )
     summary = summarise(bare, model)
     if plan.used:
-        summary += f"; about {plan.decode_tps:.1f} tokens/s"
-    if any(note.startswith(NO_PROFILE) for note in plan.planning.fallbacks):
-        summary += " (no profile: careful guess)"
+        where = " on the card that is modelled" if isinstance(plan.planning.kernels, Modelled) else ""
+        guess = any(note.startswith(NO_PROFILE) for note in plan.planning.fallbacks)
+        summary += f"; about {plan.decode_tps:.1f} tokens/s{where}" + guess * " (no profile: careful guess)"
     return struct_replace(bare, summary=summary)
 
 

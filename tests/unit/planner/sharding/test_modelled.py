@@ -57,6 +57,15 @@ def test_a_planner_for_a_card() -> None:
     assert all(tier.placement[index] == RESIDENT for tier in whole.tiers for index in placed)
 
 
+def test_the_summary_says_whose_speed_it_is() -> None:
+    model = examples.facts()
+    modelled = ShardingPlanner(card=CARD).plan(model, SIM, 60 * MIB, schedule_id=1).summary
+    assert "tokens/s on the card that is modelled" in modelled
+    here = ShardingPlanner().plan(model, SIM, 60 * MIB, schedule_id=1).summary
+    assert "tokens/s (" in here
+    assert "modelled" not in here
+
+
 def test_an_exact_virtual_gpu_takes_the_cpus_times() -> None:
     _, kernels, _ = modelled_machine(CARD)
     assert isinstance(kernels, Modelled)
