@@ -33,7 +33,7 @@ from xlm_broker import broker_version
 from xlm_broker.config import Config
 from xlm_broker.image_store import ImageStore
 from xlm_broker.nvml import GpuMemory, NvmlWatcher, Reading
-from xlm_broker.open_files import raise_file_limit
+from xlm_broker.open_files import most_files, raise_file_limit
 from xlm_broker.planner import PriorityPlanner, wire
 from xlm_broker.planning_link import PlanningLink
 from xlm_broker.profile_store import default_path
@@ -66,8 +66,8 @@ class Driver:
         self._config = config
         self._log: Logger = logger()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        files = raise_file_limit()  # before libzmq opens any
-        self._server = Server(self._context, config.endpoint, most_files=None if files is None else files // 2)
+        files = most_files(raise_file_limit(), config.max_clients)  # before libzmq opens any
+        self._server = Server(self._context, config.endpoint, most_files=files)
         self._timing = timing or machine_timing(config)
         # by simple rules, where a schedule is needed at once; the best one comes from the planning process
         self._make_machine = make_machine or (lambda made: Machine(made, PriorityPlanner()))

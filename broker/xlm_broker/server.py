@@ -7,12 +7,14 @@ wait in a bounded queue, and one over the bound is dropped as gone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import socket as unix_socket
 import stat
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -123,8 +125,15 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.FD, self._on_readable)
         if self._most_files is not None:
-            self._doorman = Doorman(self._socket, self._most_files)
+            self._doorman = Doorman(self._socket, self._most_files, self._tell_refused)
         self._schedule()
+
+    def _tell_refused(self, count: int) -> None:
+        """From the doorman's thread."""
+        tell = partial(logger().error, "connections_refused", count=count, most_files=self._most_files)
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(tell)
 
     def look_after_file(self) -> None:
         """A socket file that somebody removed (a cleaner of temporary folders) is made anew; connections are kept."""

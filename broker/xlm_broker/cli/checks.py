@@ -348,7 +348,7 @@ def open_files(limits: tuple[int, int] | None) -> Check:
     if limits is None:
         return Check("open files", "ok", "no limit that matters here")
     soft, hard = limits
-    detail = f"at most {hard} (now {soft}; the broker raises it); half of them are for connections"
+    detail = f"at most {hard} (now {soft}; the broker raises it); at most half of them are for connections"
     data = {"soft": soft, "hard": hard}
     if hard < ENOUGH_FILES:
         return Check("open files", "warn", detail, f"raise the hard limit: ulimit -Hn {ENOUGH_FILES}, as root", data)

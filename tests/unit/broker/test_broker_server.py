@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import contextlib
 import os
 import socket as unix_socket
 import stat
-import struct
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
+import psutil
 import pytest
 import zmq
 
 from xlm.errors import EndpointError
 from xlm.protocol.endpoints import Endpoint, parse_endpoint
 from xlm_broker.folders import prepare_folder
-from xlm_broker.open_files import Doorman
+from xlm_broker.open_files import Doorman, _monitor, most_files, raise_file_limit
 from xlm_broker.server import Server, remove_stale_socket
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ipc sockets")
 
 DEADLINE_S = 600.0
+Context = zmq.Context[zmq.Socket[bytes]]
 
 
 @pytest.fixture
@@ -396,25 +398,88 @@ async def test_oversize_frames_reach_the_owner_and_huge_ones_cut_only_their_send
     server.close()
 
 
-def test_a_flood_that_never_pauses_does_not_keep_the_doorman_from_shutting(tmp_path: Path) -> None:
-    """Connections may come as fast as they are looked at: what is over the limit must be shut all the same."""
-    shut: list[int] = []
+@pytest.mark.parametrize(
+    ("limit", "clients", "most"),
+    [(65536, 64, 192), (1024, 64, 192), (200, 64, 100), (4096, 4096, 2048), (None, 64, None)],
+)
+def test_the_door_is_shut_at_twice_what_clients_need_or_half_of_all_files(
+    limit: int | None, clients: int, most: int | None
+) -> None:
+    assert most_files(limit, clients) == most
 
-    async def play() -> None:
-        with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-            router.bind(f"ipc://{tmp_path}/door.sock")
-            doorman = Doorman(router, 10)
-            numbers = itertools.count(5)
-            endless = SimpleNamespace(
-                recv_multipart=lambda _: [struct.pack("=Hi", zmq.EVENT_ACCEPTED, next(numbers)), b"ipc://x"]
-            )
-            monitor, doorman._monitor = doorman._monitor, endless  # type: ignore[assignment]
-            doorman._shut_one = shut.append  # type: ignore[method-assign]
-            doorman._on_accepted()
-            assert doorman._again is not None, "the rest has its turn"
-            doorman._monitor = monitor
-            doorman.close()
 
-    asyncio.run(play())
-    assert shut == list(range(10, 10 + len(shut)))
-    assert len(shut) > 100
+def plain_connection(path: Path) -> unix_socket.socket:
+    made = unix_socket.socket(unix_socket.AF_UNIX)
+    made.setblocking(False)
+    try:
+        made.connect(str(path))
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def test_the_doorman_needs_no_loop_and_leaves_others_files_alone(context: Context, tmp_path: Path) -> None:
+    """The broker may be busy while a flood comes in. What is below the limit stays."""
+    door, told = tmp_path / "door.sock", threading.Event()
+    with context.socket(zmq.ROUTER) as router:
+        router.bind(f"ipc://{door}")
+        doorman = Doorman(router, 0, lambda count: told.set())
+        refused = plain_connection(door)
+        refused.settimeout(DEADLINE_S)
+        while refused.recv(4096):  # libzmq's greeting, then the end
+            pass
+        assert told.wait(DEADLINE_S)
+        with (tmp_path / "mine").open("wb") as mine:
+            doorman._shut(mine.fileno())  # a number that is another's by now
+            pair = unix_socket.socketpair()
+            doorman._shut(pair[0].fileno())
+            mine.write(b"still open")
+            pair[0].send(b"still connected")
+            assert pair[1].recv(64) == b"still connected"
+        doorman.close()
+        doorman = Doorman(router, 1 << 30, lambda count: told.set())
+        told.clear()
+        with context.socket(zmq.DEALER) as client:
+            client.connect(f"ipc://{door}")
+            client.send(b"hello")
+            assert router.recv_multipart()[1] == b"hello"
+        doorman.close()
+        assert not told.is_set()
+        for one in (refused, *pair):
+            one.close()
+
+
+def _accepted_now(monitor: zmq.Socket[bytes]) -> bool:
+    """Takes one event; False where none comes any more."""
+    if not monitor.poll(200):
+        return False
+    monitor.recv_multipart()
+    return True
+
+
+def test_libzmq_takes_about_a_thousand_connections_that_nobody_has_looked_at(context: Context, tmp_path: Path) -> None:
+    """So a doorman who gets no CPU for a while cannot be overrun where there are some more files than that."""
+    if (raise_file_limit() or 0) < 6000:
+        pytest.skip("too few files for this test")
+    door, clients = tmp_path / "door.sock", []
+    with context.socket(zmq.ROUTER) as router:
+        router.bind(f"ipc://{door}")
+        monitor = _monitor(router)
+        before = psutil.Process().num_fds()
+        while len(clients) < 1050:  # the system itself keeps some hundred
+            with contextlib.suppress(BlockingIOError):
+                clients.append(plain_connection(door))
+        for _ in range(500):
+            time.sleep(0.001)
+            with contextlib.suppress(BlockingIOError):
+                clients.append(plain_connection(door))
+        accepted = psutil.Process().num_fds() - before - len(clients)
+        while _accepted_now(monitor):  # else libzmq's thread would wait for ever for room in its queue
+            pass
+        router.monitor(None, 0)
+        monitor.close()
+        for one in clients:
+            one.close()
+    assert 900 <= accepted <= 1010
+    assert len(clients) < 1200
