@@ -15,7 +15,7 @@ function(xlm_client_test name)
   set_tests_properties(${name} PROPERTIES TIMEOUT 1200 ENVIRONMENT "${XLM_TEST_OPTIONS}")
 endfunction()
 
-foreach(name client_utf8 client_codec client_connection client_rings client_endpoint client_images)
+foreach(name client_utf8 client_codec client_connection client_conversations client_rings client_endpoint client_images)
   xlm_client_test(${name} xlm_client_objects)
 endforeach()
 # Frames of many KiB in libzmq, which is not instrumented, make a report of each of their words: suppressed, but so
