@@ -2,8 +2,12 @@
 #include "backend_check.hpp"
 
 #include "backend/attention_tiles.hpp"
+#include "backend/host_masks.hpp"
 #include "backend/patch_runs.hpp"
 
+#include "ggml-cpu.h"
+
+#include <cmath>
 #include <random>
 
 using namespace xlm;
@@ -68,6 +72,54 @@ void test_random() {
     }
 }
 
+ggml_tensor tensor_of(ggml_type type, int64_t n_queries, int64_t n_keys, void * data) {
+    ggml_tensor tensor{};
+    tensor.type = type;
+    tensor.ne[0] = n_keys, tensor.ne[1] = n_queries, tensor.ne[2] = tensor.ne[3] = 1;
+    tensor.nb[0] = ggml_type_size(type);
+    for (int d = 1; d < GGML_MAX_DIMS; d++)
+        tensor.nb[d] = tensor.nb[d - 1] * static_cast<size_t>(tensor.ne[d - 1]);
+    tensor.data = data;
+    return tensor;
+}
+
+// A cast that is only noted gives the tiles of the cast, and the whole if it is asked for.
+void test_noted_casts() {
+    std::mt19937 random(8);
+    for (int round = 0; round < 40; round++) {
+        const int64_t n_queries = 1 + static_cast<int64_t>(random() % 300),
+                      n_keys = 1 + static_cast<int64_t>(random() % 900);
+        const auto count = static_cast<size_t>(n_queries * n_keys);
+        std::vector<float> mask(count, -INFINITY);
+        for (size_t i = 0; i < count / 80; i++)
+            mask[random() % count] = i % 5 ? static_cast<float>(random() % 900) / -7.0F : -1e9F; // infinite as F16
+        std::vector<uint16_t> expected(count), found(count, 1), again(count, 2);
+        ggml_cpu_fp32_to_fp16(mask.data(), expected.data(), n_queries * n_keys);
+        ggml_tensor from = tensor_of(GGML_TYPE_F32, n_queries, n_keys, mask.data());
+        ggml_tensor cast = tensor_of(GGML_TYPE_F16, n_queries, n_keys, found.data());
+        ggml_tensor copy = tensor_of(GGML_TYPE_F16, n_queries, n_keys, again.data());
+        cast.src[0] = &from, copy.src[0] = &cast;
+        HostMasks masks;
+        CHECK(!masks.cast(cast, 1 << 20, [] { return true; }));
+        CHECK(masks.cast(cast, 1 << 20, {}));
+        std::fill(mask.begin(), mask.end(), 1.0F); // its memory is used for other things
+        CHECK(masks.cast(copy, 1 << 20, {}));
+        for (const auto & [tile, values] : masks.of(copy, 1 << 20).tiles)
+            for (int64_t q = 0; q < tile.n_queries; q++)
+                for (int64_t k = 0; k < tile.n_keys; k++)
+                    CHECK_EQ(values[q * tile.n_keys + k],
+                             expected[static_cast<size_t>((tile.first_query + q) * n_keys + tile.first_key + k)]);
+        CHECK_EQ(found[0], uint16_t{1});
+        masks.write_whole(cast);
+        CHECK(found == expected);
+        masks.write_whole(copy);
+        CHECK(again == expected);
+        again[0] = 3;
+        masks.write_whole(copy); // once
+        CHECK_EQ(again[0], uint16_t{3});
+    }
+}
+
 // Tiles of patches: none so small that a kernel would take another path.
 void test_tiles_of_patches() {
     for (int64_t n = kLeastUnits; n < 20000; n += 7) {
@@ -108,6 +160,7 @@ int main() {
     test_everything_visible();
     test_nothing_visible();
     test_random();
+    test_noted_casts();
     test_tiles_of_patches();
     test_tiles_of_an_embedding();
     return 0;

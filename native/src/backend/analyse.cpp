@@ -268,7 +268,23 @@ private:
             mark_tiled(i);
         for (int i = graph_.n_nodes - 1; i >= 0; i--)
             make_where_read(i);
+        for (int i = 0; i < graph_.n_nodes; i++)
+            info_.nodes[static_cast<size_t>(i)].casts_mask = casts_mask(i);
         if (info_.stage >= 0) extend_stage();
+    }
+
+    // From F32, or from F16 as each layer does.
+    bool casts_mask(int i) {
+        const ggml_tensor &node = *graph_.nodes[i], *from = node.src[0];
+        const Node & entry = info_.nodes[static_cast<size_t>(i)];
+        if (node.op != GGML_OP_CPY || !makes_mask(entry) || node.type != GGML_TYPE_F16) return false;
+        const bool known = from->type == GGML_TYPE_F32 || from->type == GGML_TYPE_F16;
+        const bool plain = known && !node.view_src && !from->view_src && ggml_are_same_shape(&node, from) &&
+                           ggml_is_contiguous(&node) && ggml_is_contiguous(from);
+        if (!plain || info_.roots[static_cast<size_t>(entry.root)].escapes || info_.stage < 0) return false;
+        const Root & source = info_.roots[static_cast<size_t>(root_of(graph_.nodes[i]->src[0]))];
+        const bool input = source.cls == RootClass::activation && source.producer < 0 && !source.written;
+        return input || (source.producer >= 0 && info_.nodes[static_cast<size_t>(source.producer)].casts_mask);
     }
 
     bool makes_mask(const Node & entry) const {

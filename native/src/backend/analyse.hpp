@@ -55,6 +55,7 @@ struct Node {
     bool partial = false; // writes into a root that was there before
     bool cpu_only = false;
     bool tiled = false;                       // attention with a hosted mask
+    bool casts_mask = false;                  // makes a hosted mask of one on the host, and nothing else
     int run = -1;                             // into GraphInfo::runs
     bool alone = false;                       // of a vision graph: moves much and is fused with nothing
     uint32_t first_source = 0, n_sources = 0; // into GraphInfo::sources

@@ -7,6 +7,9 @@ namespace xlm {
 namespace {
 
 constexpr uint16_t kMinusInfinity = 0xFC00; // F16
+constexpr float kInfiniteAsF16 = -65520.0F; // and what is below it; libmtmd writes the lowest float
+// What a tile costs besides its mask, as bytes of mask: a copy and a launch.
+constexpr uint64_t kTileCostBytes = 96 << 10;
 
 struct KeyRange {
     int64_t first = INT64_MAX, end = 0; // empty
@@ -20,22 +23,32 @@ struct KeyRange {
 // A mask is mostly this, and has as many keys as patches squared: a block at a time is what compilers make wide.
 constexpr int64_t kBlockKeys = 64;
 
-bool all_masked(const uint16_t * keys) {
-    uint16_t differs = 0;
-    for (int64_t i = 0; i < kBlockKeys; i++)
-        differs = static_cast<uint16_t>(differs | (keys[i] ^ kMinusInfinity));
-    return differs == 0;
+bool visible(uint16_t key) {
+    return key != kMinusInfinity;
 }
 
-KeyRange visible_keys(const uint16_t * row, int64_t n_keys) {
+bool visible(float key) {
+    return !(key <= kInfiniteAsF16);
+}
+
+template <typename Key>
+bool all_masked(const Key * keys) {
+    int any = 0;
+    for (int64_t i = 0; i < kBlockKeys; i++)
+        any |= visible(keys[i]);
+    return any == 0;
+}
+
+template <typename Key>
+KeyRange visible_keys(const Key * row, int64_t n_keys) {
     int64_t first = 0, end = n_keys;
     while (first + kBlockKeys <= n_keys && all_masked(row + first))
         first += kBlockKeys;
-    while (first < n_keys && row[first] == kMinusInfinity)
+    while (first < n_keys && !visible(row[first]))
         first++;
     while (end - kBlockKeys >= first && all_masked(row + end - kBlockKeys))
         end -= kBlockKeys;
-    while (end > first && row[end - 1] == kMinusInfinity)
+    while (end > first && !visible(row[end - 1]))
         end--;
     return first == end ? KeyRange{} : KeyRange{first, end};
 }
@@ -52,18 +65,14 @@ AttentionTile make_tile(int64_t first_query, int64_t end_query, const KeyRange &
     return {first_query, end_query - first_query, range.first, range.end - range.first};
 }
 
-} // namespace
-
-uint64_t tile_stage_bytes(int64_t n_keys, uint64_t wanted) {
-    return std::max<uint64_t>(wanted, static_cast<uint64_t>(2 * kTileQueries * n_keys) * 2);
-}
-
-std::vector<AttentionTile> attention_tiles(const uint16_t * mask, int64_t n_queries, int64_t n_keys,
-                                           uint64_t stage_bytes) {
+template <typename Key>
+std::vector<AttentionTile> tiles_of(const Key * mask, int64_t n_queries, int64_t n_keys, uint64_t stage_bytes,
+                                    const std::function<bool()> & stop) {
     std::vector<AttentionTile> tiles;
     KeyRange open;
     int64_t first = 0;
     for (int64_t query = 0; query < n_queries;) {
+        if (stop && stop()) return {};
         // The last step takes what would be too small for one of its own.
         const int64_t end = n_queries - query < 2 * kTileQueries ? n_queries : query + kTileQueries;
         KeyRange step;
@@ -71,7 +80,10 @@ std::vector<AttentionTile> attention_tiles(const uint16_t * mask, int64_t n_quer
             step.extend(visible_keys(mask + q * n_keys, n_keys));
         KeyRange both = open;
         both.extend(step);
-        if (query > first && make_tile(first, end, both, n_keys).mask_bytes() > stage_bytes) {
+        const uint64_t bytes = make_tile(first, end, both, n_keys).mask_bytes();
+        const uint64_t apart = make_tile(first, query, open, n_keys).mask_bytes() +
+                               make_tile(query, end, step, n_keys).mask_bytes() + kTileCostBytes;
+        if (query > first && (bytes > stage_bytes || bytes > apart)) {
             tiles.push_back(make_tile(first, query, open, n_keys));
             first = query;
             both = step;
@@ -81,6 +93,22 @@ std::vector<AttentionTile> attention_tiles(const uint16_t * mask, int64_t n_quer
     }
     if (n_queries > 0) tiles.push_back(make_tile(first, n_queries, open, n_keys));
     return tiles;
+}
+
+} // namespace
+
+uint64_t tile_stage_bytes(int64_t n_keys, uint64_t wanted) {
+    return std::max<uint64_t>(wanted, static_cast<uint64_t>(2 * kTileQueries * n_keys) * 2);
+}
+
+std::vector<AttentionTile> attention_tiles(const uint16_t * mask, int64_t n_queries, int64_t n_keys,
+                                           uint64_t stage_bytes, const std::function<bool()> & stop) {
+    return tiles_of(mask, n_queries, n_keys, stage_bytes, stop);
+}
+
+std::vector<AttentionTile> attention_tiles(const float * mask, int64_t n_queries, int64_t n_keys, uint64_t stage_bytes,
+                                           const std::function<bool()> & stop) {
+    return tiles_of(mask, n_queries, n_keys, stage_bytes, stop);
 }
 
 } // namespace xlm

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace xlm {
@@ -23,8 +24,11 @@ constexpr int64_t kTileQueries = 64, kTileKeys = 256;
 // Bytes of mask that a tile may have: `wanted`, but at least what the smallest tile needs.
 uint64_t tile_stage_bytes(int64_t n_keys, uint64_t wanted);
 
-// `mask`: F16 bits, n_queries rows of n_keys. Tiles are as large as `stage_bytes` allows.
+// `mask`: F16 bits, or the F32 that they are to be made of; n_queries rows of n_keys. Tiles are as large as
+// `stage_bytes` allows, unless two send fewer bytes. None where `stop` said so meanwhile.
 std::vector<AttentionTile> attention_tiles(const uint16_t * mask, int64_t n_queries, int64_t n_keys,
-                                           uint64_t stage_bytes);
+                                           uint64_t stage_bytes, const std::function<bool()> & stop = {});
+std::vector<AttentionTile> attention_tiles(const float * mask, int64_t n_queries, int64_t n_keys, uint64_t stage_bytes,
+                                           const std::function<bool()> & stop = {});
 
 } // namespace xlm

@@ -137,7 +137,7 @@ ggml_status Executor::run_locked(ggml_cgraph & graph) {
     read_state_rows(graph, info);
     PlanLimits limits = limits_for(info, n_tokens);
     experts_.begin_graph();
-    tiled_mask_ = nullptr;
+    masks_.begin_graph();
     on_host_.assign(info.roots.size(), 1);
     on_device_.assign(info.roots.size(), 0);
     host_state_changed_ = false;
@@ -201,8 +201,7 @@ ggml_status Executor::run_by_plans(ggml_cgraph & graph, Known & entry, uint32_t 
         const Outcome outcome = run_plan(graph, info, plan, limits);
         if (outcome != Outcome::done) core_.inner.drain(); // what it still reads must not be freed or written to
         ahead_.forget();
-        packed_masks_.clear();
-        packed_bytes_ = 0;
+        packed_positions_.clear();
         if (outcome == Outcome::done) return GGML_STATUS_SUCCESS;
         if (outcome == Outcome::lost) return replay(graph, info);
         if (outcome == Outcome::aborted) return GGML_STATUS_ABORTED;
@@ -346,17 +345,24 @@ Executor::Outcome Executor::run_plan(ggml_cgraph & graph, const GraphInfo & info
             gave_way_at_ = plan.from = segment.first;
             return Outcome::replan;
         }
-        const Outcome outcome = segment.on_device ? run_device_segment(graph, info, plan, segment, limits)
-                                                  : run_cpu_segment(graph, info, plan, segment);
+        const Outcome outcome = segment.on_device            ? run_device_segment(graph, info, plan, segment, limits)
+                                : notes_masks(plan, segment) ? note_masks(graph, info, segment)
+                                                             : run_cpu_segment(graph, info, plan, segment);
         if (outcome == Outcome::interrupted) { // by a reclaim, before anything of it ran
             gave_way_at_ = segment.first;
             if (!give_way(info, plan, segment)) return Outcome::lost;
             continue;
         }
         if (outcome != Outcome::done) return outcome;
+        if (segment.embeds) note_inputs(graph, info, plan, s + 1);
         s++;
     }
     return canonicalise(info, plan, graph.n_nodes) ? Outcome::done : Outcome::lost;
+}
+
+// Only attention on the device reads the mask, if anything runs there.
+bool Executor::notes_masks(const Plan & plan, const Segment & segment) {
+    return segment.casts_masks && plan.uses_device;
 }
 
 // A segment that gave way once runs before the next reclaim is served: else a storm of them would have it planned
@@ -366,7 +372,8 @@ bool Executor::wanted_back(const Segment & segment) {
 }
 
 bool Executor::serve_at_border(const GraphInfo & info, Plan & plan, const Segment & segment) {
-    return (!wanted_back(segment) && segment.on_device && !core_.abort_step.load()) || give_way(info, plan, segment);
+    const bool on_device = segment.on_device || notes_masks(plan, segment);
+    return (!wanted_back(segment) && on_device && !core_.abort_step.load()) || give_way(info, plan, segment);
 }
 
 bool Executor::give_way(const GraphInfo & info, Plan & plan, const Segment & segment) {
@@ -398,6 +405,7 @@ Executor::Outcome Executor::run_cpu_segment(ggml_cgraph & graph, const GraphInfo
     ggml_status status;
     {
         const GateWindow window(core_.gate); // host memory is canonical: a reclaim may get in
+        write_noted_masks(info, segment);
         const bool traced = core_.trace.on();
         const TraceScope scope(core_.trace, XLM_TRACE_CPU,
                                traced ? label_of(info, segment.first, segment.last) : TraceLabel{});

@@ -4,6 +4,7 @@
 #include "attention_tiles.hpp"
 #include "core.hpp"
 #include "experts_run.hpp"
+#include "host_masks.hpp"
 #include "plan.hpp"
 
 #include <deque>
@@ -106,8 +107,11 @@ private:
     const ggml_tensor * packed_positions(const ggml_cgraph & graph, const GraphInfo & info, const Segment & segment);
     bool send_positions(const ggml_tensor & positions, ggml_tensor & part, int64_t first, int64_t count,
                         int64_t n_units);
-    bool send_mask(const ggml_tensor & mask, const AttentionTile & tile, ggml_tensor & stage);
-    const std::vector<AttentionTile> & tiles_of(const ggml_tensor & mask, uint64_t stage_bytes);
+    static bool notes_masks(const Plan & plan, const Segment & segment);
+    Outcome note_masks(const ggml_cgraph & graph, const GraphInfo & info, const Segment & segment);
+    bool note_mask(const ggml_tensor & cast, const GraphInfo & info, bool stops);
+    void note_inputs(const ggml_cgraph & graph, const GraphInfo & info, const Plan & plan, size_t from);
+    void write_noted_masks(const GraphInfo & info, const Segment & segment);
     void patch(const Segment & segment);
     void unpatch(const Segment & segment);
 
@@ -131,12 +135,9 @@ private:
     WorkAhead ahead_;                   // on the compute stream
     Pace *pace_ = nullptr, *stream_pace_ = nullptr;
     ExpertRunner experts_{core_, *this};
-    const ggml_tensor * tiled_mask_ = nullptr; // of the tiles below, or what it is a copy of
-    uint64_t tiles_stage_bytes_ = 0;
-    std::vector<AttentionTile> tiles_;
-    std::deque<std::vector<char>> packed_masks_; // and positions, on their way to the device
+    HostMasks masks_;
+    std::deque<std::vector<char>> packed_positions_; // on their way to the device
     ggml_tensor host_positions_{};
-    uint64_t packed_bytes_ = 0;
     struct VisionPaces {
         Pace plain, embedding, tiled_attention; // the last two send the picture and masks along
     } vision_paces_;

@@ -2,27 +2,16 @@
 // mask tile by tile. Both give the bits of the whole.
 #include "executor.hpp"
 
-#include <cstring>
+#include <optional>
 
 namespace xlm {
 
 namespace {
 
-constexpr uint64_t kPackedMaskBytes = 16 << 20; // host copies of mask tiles under way
-
 // Keeps `count` of a dimension; strides and place stay.
 void cut_tensor(ggml_tensor & tensor, int dimension, int64_t first, int64_t count) {
     tensor.data = static_cast<char *>(tensor.data) + static_cast<size_t>(first) * tensor.nb[dimension];
     tensor.ne[dimension] = count;
-}
-
-// Whose bytes a mask is a copy of.
-const ggml_tensor * origin_of(const ggml_tensor & mask) {
-    const ggml_tensor * origin = &mask;
-    while (origin->op == GGML_OP_CPY && origin->src[0]->type == mask.type &&
-           ggml_are_same_shape(origin->src[0], origin) && ggml_is_contiguous(origin->src[0]))
-        origin = origin->src[0];
-    return origin;
 }
 
 void as_mask(ggml_tensor & mask, const ggml_tensor & stage, const AttentionTile & tile) {
@@ -86,14 +75,41 @@ bool Executor::fetch_rows(const ggml_tensor & rows, const ggml_tensor & whole, i
     return true;
 }
 
-// Each layer casts the mask for itself, from F16 to F16 too: all of these have the same tiles.
-const std::vector<AttentionTile> & Executor::tiles_of(const ggml_tensor & mask, uint64_t stage_bytes) {
-    const ggml_tensor * origin = origin_of(mask);
-    if (tiled_mask_ != origin || tiles_stage_bytes_ != stage_bytes)
-        tiles_ = attention_tiles(static_cast<const uint16_t *>(mask.data), mask.ne[1], mask.ne[0], stage_bytes);
-    tiled_mask_ = origin;
-    tiles_stage_bytes_ = stage_bytes;
-    return tiles_;
+// Instead of casting. The device computes meanwhile; a reclaim comes first, and the second try lets others in.
+Executor::Outcome Executor::note_masks(const ggml_cgraph & graph, const GraphInfo & info, const Segment & segment) {
+    std::optional<GateWindow> window;
+    if (gave_way_at_ == segment.first) window.emplace(core_.gate); // host memory is canonical
+    for (int i = segment.first; i <= segment.last; i++)
+        if (info.nodes[static_cast<size_t>(i)].casts_mask && !note_mask(*graph.nodes[i], info, !window))
+            return Outcome::interrupted;
+    return Outcome::done;
+}
+
+// Masks that were there before the graph, while the device is at the patch embedding; unless a reclaim comes.
+void Executor::note_inputs(const ggml_cgraph & graph, const GraphInfo & info, const Plan & plan, size_t from) {
+    for (size_t s = from; s < plan.segments.size() && !core_.gate.requested(); s++) {
+        const Segment & segment = plan.segments[s];
+        if (!segment.casts_masks) continue;
+        for (int i = segment.first; i <= segment.last; i++) {
+            const Node & node = info.nodes[static_cast<size_t>(i)];
+            if (!node.casts_mask || info.roots[static_cast<size_t>(info.sources[node.first_source])].producer >= 0)
+                continue;
+            note_mask(*graph.nodes[i], info, true);
+        }
+    }
+}
+
+bool Executor::note_mask(const ggml_tensor & cast, const GraphInfo & info, bool stops) {
+    const uint64_t stage_bytes = info.roots[static_cast<size_t>(info.stage)].device_bytes;
+    return masks_.cast(cast, stage_bytes, [&] { return stops && core_.gate.requested(); });
+}
+
+void Executor::write_noted_masks(const GraphInfo & info, const Segment & segment) {
+    for (int i = segment.first; info.vision && i <= segment.last; i++) {
+        const Node & node = info.nodes[static_cast<size_t>(i)];
+        for (uint32_t s = 0; s < node.n_sources; s++)
+            masks_.write_whole(*info.roots[static_cast<size_t>(info.sources[node.first_source + s])].tensor);
+    }
 }
 
 // The stream keeps its order: a tile's mask is overwritten only after the tile was computed.
@@ -103,10 +119,11 @@ bool Executor::compute_tiles(ggml_cgraph & graph, const GraphInfo & info, Plan &
         at++;
     const ggml_tensor & whole = *graph.nodes[at];
     ggml_tensor stage = plan.shadows[static_cast<size_t>(info.stage)];
-    for (const AttentionTile & tile :
-         tiles_of(*whole.src[3], info.roots[static_cast<size_t>(info.stage)].device_bytes)) {
+    const uint64_t stage_bytes = info.roots[static_cast<size_t>(info.stage)].device_bytes;
+    for (const auto & [tile, values] : masks_.of(*whole.src[3], stage_bytes).tiles) {
         ggml_tensor q = *whole.src[0], k = *whole.src[1], v = *whole.src[2], mask = *whole.src[3], part = whole;
-        if (!send_mask(*whole.src[3], tile, stage)) return false;
+        core_.stats.bytes_masks_up += tile.mask_bytes();
+        if (!core_.inner.set(Stream::compute, &stage, values, 0, tile.mask_bytes())) return false;
         cut_tensor(q, 1, tile.first_query, tile.n_queries);
         cut_tensor(k, 1, tile.first_key, tile.n_keys);
         cut_tensor(v, 1, tile.first_key, tile.n_keys);
@@ -120,25 +137,6 @@ bool Executor::compute_tiles(ggml_cgraph & graph, const GraphInfo & info, Plan &
         core_.stats.n_attention_tiles++;
     }
     return true;
-}
-
-bool Executor::send_mask(const ggml_tensor & mask, const AttentionTile & tile, ggml_tensor & stage) {
-    const size_t row_bytes = static_cast<size_t>(tile.n_keys) * 2;
-    const char * from = static_cast<const char *>(mask.data) + static_cast<size_t>(tile.first_query) * mask.nb[1] +
-                        static_cast<size_t>(tile.first_key) * 2;
-    core_.stats.bytes_masks_up += tile.mask_bytes();
-    if (tile.n_keys == mask.ne[0]) return core_.inner.set(Stream::compute, &stage, from, 0, tile.mask_bytes());
-    if (packed_bytes_ > kPackedMaskBytes) {
-        if (!core_.inner.synchronize(Stream::compute)) return false;
-        packed_masks_.clear();
-        packed_bytes_ = 0;
-    }
-    std::vector<char> & packed = packed_masks_.emplace_back(tile.mask_bytes());
-    packed_bytes_ += packed.size();
-    for (int64_t row = 0; row < tile.n_queries; row++)
-        std::memcpy(packed.data() + static_cast<size_t>(row) * row_bytes, from + static_cast<size_t>(row) * mask.nb[1],
-                    row_bytes);
-    return core_.inner.set(Stream::compute, &stage, packed.data(), 0, packed.size());
 }
 
 } // namespace xlm

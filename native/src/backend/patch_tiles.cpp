@@ -229,8 +229,7 @@ bool Executor::send_positions(const ggml_tensor & positions, ggml_tensor & part,
                               int64_t n_units) {
     const auto row = static_cast<size_t>(positions.ne[0] / 4);
     const size_t per_unit = row / static_cast<size_t>(n_units), n = per_unit * static_cast<size_t>(count);
-    std::vector<char> & packed = packed_masks_.emplace_back(4 * n * sizeof(int32_t));
-    packed_bytes_ += packed.size();
+    std::vector<char> & packed = packed_positions_.emplace_back(4 * n * sizeof(int32_t));
     const auto * from = static_cast<const int32_t *>(positions.data) + per_unit * static_cast<size_t>(first);
     for (size_t r = 0; r < 4; r++)
         std::memcpy(packed.data() + r * n * sizeof(int32_t), from + r * row, n * sizeof(int32_t));

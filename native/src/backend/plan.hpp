@@ -28,6 +28,7 @@ struct SourcePatch {
 struct Segment {
     bool on_device = false;
     bool tiled = false;            // one attention whose mask comes in tiles
+    bool casts_masks = false;      // on the CPU, and nothing else
     bool embeds = false;           // makes patches of a picture that is sent along
     int run = -1;                  // of a vision graph: into GraphInfo::runs
     int64_t tile_units = 0;        // of the run, computed at a time; 0: all of it

@@ -43,6 +43,10 @@ void Planner::cut() {
         } else if (info_.vision && node.owner != unit && seen_work_) {
             segment = &open(i); // a budget that comes back is used from the next sub-layer on
         }
+        if (!node.view && !on_device_[static_cast<size_t>(i)]) {
+            if (seen_work_ && segment->casts_masks != node.casts_mask) segment = &open(i);
+            segment->casts_masks = node.casts_mask;
+        }
         if (const int group = device_units_.empty() ? -1 : group_at(i); group >= 0) {
             if (i > segment->first) segment = &open(i);
             segment->on_device = true;
