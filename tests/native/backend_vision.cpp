@@ -3,11 +3,15 @@
 #include "backend_cases.hpp"
 #include "backend_storm.hpp"
 
+#include <algorithm>
+
 using namespace toy;
 
 namespace {
 
 constexpr int kTowerLayers = 3, kPatch = 96, kPatches = 800; // a mask of 1.2 MiB: attention goes in tiles
+constexpr int kPixels = 2, kAcross = 40, kDown = 20;         // of a patch of the picture, and patches of the picture
+constexpr size_t kPictureBytes = sizeof(float) * 3 * kPixels * kAcross * kPixels * kDown;
 constexpr uint64_t kPlenty = 32 << 20;
 
 struct TowerLayer {
@@ -19,6 +23,10 @@ public:
     Tower(bool on_xlm, uint32_t seed) : on_xlm_(on_xlm), random_(seed) {
         weights_context_.reset(ggml_init({ggml_tensor_overhead() * 64, nullptr, true}));
         patch_ = make(GGML_TYPE_F16, kPatch, kEmbd, "v.patch_embd.weight");
+        for (ggml_tensor *& kernel : kernels_)
+            kernel = ggml_new_tensor_4d(weights_context_.get(), GGML_TYPE_F16, kPixels, kPixels, 3, kEmbd);
+        ggml_set_name(kernels_[0], "v.patch_embd.weight.1");
+        ggml_set_name(kernels_[1], "v.patch_embd.weight.2");
         for (int il = 0; il < kTowerLayers; il++)
             layers_.push_back(make_layer("v.blk." + std::to_string(il) + "."));
         projector_ = make(GGML_TYPE_F16, kEmbd, kEmbd, "mm.input_projection.weight");
@@ -44,15 +52,17 @@ public:
         Owned<ggml_context> context(ggml_init({ggml_tensor_overhead() * 512 + ggml_graph_overhead(), nullptr, true}));
         ggml_cgraph * graph = ggml_new_graph(context.get());
         ggml_tensor * image = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, kPatch, kPatches);
+        ggml_tensor * picture = ggml_new_tensor_3d(context.get(), GGML_TYPE_F32, kPixels * kAcross, kPixels * kDown, 3);
         ggml_tensor * order = ggml_new_tensor_1d(context.get(), GGML_TYPE_I32, kPatches);
         ggml_tensor * mask = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, kPatches, kPatches);
-        for (ggml_tensor * input : {image, order, mask})
+        for (ggml_tensor * input : {image, picture, order, mask})
             ggml_set_input(input);
-        ggml_tensor * result = build(context.get(), graph, image, order, mask);
+        ggml_tensor * result = build(context.get(), graph, image, picture, order, mask);
         ggml_set_output(result);
         ggml_build_forward_expand(graph, result);
         CHECK(ggml_gallocr_alloc_graph(allocator_.get(), graph));
         ggml_backend_tensor_set(image, pixels.data(), 0, pixels.size() * sizeof(float));
+        set_picture(picture, pixels);
         set_order(order);
         set_mask(mask, window);
         CHECK_EQ(ggml_backend_graph_compute(backend_.get(), graph), GGML_STATUS_SUCCESS);
@@ -107,9 +117,19 @@ private:
         return ggml_mul_mat(context, layer.o, ggml_reshape_2d(context, mixed, kEmbd, kPatches));
     }
 
-    ggml_tensor * build(ggml_context * context, ggml_cgraph * graph, ggml_tensor * image, ggml_tensor * order,
-                        ggml_tensor * mask) {
-        ggml_tensor * x = ggml_get_rows(context, ggml_mul_mat(context, patch_, image), order);
+    // As in Qwen2-VL: two kernels over one picture.
+    ggml_tensor * embed(ggml_context * context, ggml_tensor * picture) {
+        ggml_tensor * made[2];
+        for (size_t i = 0; i < 2; i++)
+            made[i] = ggml_conv_2d(context, kernels_[i], picture, kPixels, kPixels, 0, 0, 1, 1);
+        ggml_tensor * sum = ggml_reshape_2d(context, ggml_add(context, made[0], made[1]), kPatches, kEmbd);
+        return ggml_cont(context, ggml_transpose(context, sum));
+    }
+
+    ggml_tensor * build(ggml_context * context, ggml_cgraph * graph, ggml_tensor * image, ggml_tensor * picture,
+                        ggml_tensor * order, ggml_tensor * mask) {
+        ggml_tensor * x = ggml_mul_mat(context, patch_, image);
+        x = ggml_get_rows(context, ggml_add(context, x, embed(context, picture)), order);
         ggml_tensor * half = ggml_cast(context, mask, GGML_TYPE_F16);
         for (const TowerLayer & layer : layers_) {
             ggml_tensor * y = ggml_mul(context, ggml_rms_norm(context, x, 1e-5F), layer.norm);
@@ -122,6 +142,12 @@ private:
         // As in Gemma 3: the transposed view stands at the end of another sub-layer's segment.
         ggml_tensor * turned = ggml_cont(context, ggml_transpose(context, projector_));
         return ggml_get_rows(context, ggml_mul_mat(context, turned, x), order);
+    }
+
+    static void set_picture(ggml_tensor * picture, const std::vector<float> & pixels) {
+        std::vector<float> values(kPictureBytes / sizeof(float));
+        std::copy_n(pixels.begin(), values.size(), values.begin());
+        ggml_backend_tensor_set(picture, values.data(), 0, kPictureBytes);
     }
 
     static void set_order(ggml_tensor * order) {
@@ -143,7 +169,7 @@ private:
     std::mt19937 random_;
     Owned<ggml_context> weights_context_;
     Owned<ggml_backend_buffer> weights_;
-    ggml_tensor *patch_, *projector_;
+    ggml_tensor *patch_, *projector_, *kernels_[2];
     std::vector<TowerLayer> layers_;
     Owned<ggml_backend> backend_;
     Owned<ggml_gallocr> allocator_;
@@ -214,6 +240,25 @@ void test_every_placement_and_budget() {
     CHECK_EQ(memory().over_budget_events, uint64_t{0});
 }
 
+// Two kernels read the picture, some rows at a time: it is sent once, unless the ring has no room for both of them.
+void test_picture_is_sent_once() {
+    Towers towers(6, 40);
+    const uint64_t image_bytes = sizeof(float) * kPatch * kPatches;
+    for (const uint64_t ring_bytes : {64 << 10, 5 << 10}) {
+        for (const uint8_t place : {XLM_PLACE_RESIDENT, XLM_PLACE_STREAM}) {
+            set_budget(0); // drops the ring
+            set_budget(kPlenty);
+            place_tower(place, ring_bytes);
+            const uint64_t before = stats().bytes_activations_up;
+            CHECK(towers.same());
+            const uint64_t sent = stats().bytes_activations_up - before;
+            const bool apart = place == XLM_PLACE_STREAM && ring_bytes == 5 << 10;
+            CHECK(sent >= image_bytes + kPictureBytes);
+            CHECK_EQ(sent >= image_bytes + 2 * kPictureBytes, apart);
+        }
+    }
+}
+
 // A view of a weight whose copy was dropped, in a segment that runs on the device: nothing may touch that copy.
 void test_view_of_a_dropped_weight() {
     Towers towers(5, 40);
@@ -282,11 +327,9 @@ void test_return_of_the_budget() {
 
 int main(int argc, char ** argv) {
     constexpr Case cases[] = {
-        {"budgets", test_every_placement_and_budget},
-        {"views", test_view_of_a_dropped_weight},
-        {"storm", test_storm_of_budgets},
-        {"pestered", test_request_at_every_border},
-        {"return", test_return_of_the_budget},
+        {"budgets", test_every_placement_and_budget}, {"picture", test_picture_is_sent_once},
+        {"views", test_view_of_a_dropped_weight},     {"storm", test_storm_of_budgets},
+        {"pestered", test_request_at_every_border},   {"return", test_return_of_the_budget},
     };
     return run_cases(argc, argv, cases);
 }

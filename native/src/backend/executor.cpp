@@ -505,7 +505,7 @@ bool Executor::submit(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, 
     {
         const Patched patched(*this, segment);
         ok = segment.tiled        ? compute_tiles(graph, info, plan, segment)
-             : segment.tile_units ? compute_patches(graph, info, segment)
+             : segment.tile_units ? compute_patches(graph, info, plan, segment)
                                   : compute_range(graph, segment.first, segment.last);
     }
     return ok && note_submitted(segment);

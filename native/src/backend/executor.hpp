@@ -103,7 +103,7 @@ private:
     ggml_status compute_on_cpu(ggml_cgraph & graph) { return cpu_->iface.graph_compute(cpu_, &graph); }
     bool submit(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment);
     bool compute_tiles(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment);
-    bool compute_patches(ggml_cgraph & graph, const GraphInfo & info, const Segment & segment);
+    bool compute_patches(ggml_cgraph & graph, const GraphInfo & info, const Plan & plan, const Segment & segment);
     const ggml_tensor * packed_positions(const ggml_cgraph & graph, const GraphInfo & info, const Segment & segment);
     bool send_positions(const ggml_tensor & positions, ggml_tensor & part, int64_t first, int64_t count,
                         int64_t n_units);

@@ -56,7 +56,7 @@ public:
     void run() {
         for (int i = 0; i < graph_.n_nodes; i++) {
             const Node & node = info_.nodes[static_cast<size_t>(i)];
-            if (node.view) continue;
+            if (node.view || node.run >= 0) continue;
             if (node.cpu_only || node.tiled || node.partial) {
                 open_ = false; // its results come from elsewhere
             } else if (!extend(i) && !embed(i) && !open(i)) {
@@ -183,27 +183,64 @@ private:
     // -- the patch embedding: a picture that is never on the device as a whole, nor what IM2COL makes of it
 
     bool embed(int i) {
-        const ggml_tensor & columns = *graph_.nodes[i];
-        const int product = i + 1 < graph_.n_nodes ? next_work(i) : -1;
-        if (columns.op != GGML_OP_IM2COL || product < 0 || !embeds(i, product)) return false;
-        const ggml_tensor &image = *columns.src[1], &result = *graph_.nodes[product];
+        if (!embeds(i)) return false;
+        const ggml_tensor &columns = *graph_.nodes[i], &image = *columns.src[1];
         PatchRun run;
-        run.first = i, run.last = product;
+        run.first = i;
         run.n_units = columns.ne[2];
         run.patches_per_unit = columns.ne[1];
         run.embeds = true;
-        const uint64_t rows = static_cast<uint64_t>(columns.src[0]->ne[1]);
-        run.image_unit_bytes = rows * image.nb[1] * static_cast<uint64_t>(image.ne[2]);
-        run.result_unit_bytes = static_cast<uint64_t>(columns.ne[1] * result.ne[1]) * sizeof(float);
-        run.cuts.resize(static_cast<size_t>(product - i) + 1);
-        run.cuts.front().out = {2, 1};
-        run.cuts.back().out = {0, columns.ne[1]};
-        run.cuts.back().sources[0] = {1, columns.ne[1]};
-        for (int node : {i, product})
-            info_.nodes[static_cast<size_t>(node)].run = static_cast<int>(info_.runs.size());
+        run.image_unit_bytes =
+            static_cast<uint64_t>(columns.src[0]->ne[1]) * image.nb[1] * static_cast<uint64_t>(image.ne[2]);
+        for (int next = i; next >= 0; next = next_of_picture(run))
+            add_embedding(run, next);
+        for (int node = run.first; node <= run.last; node++)
+            if (!info_.nodes[static_cast<size_t>(node)].view)
+                info_.nodes[static_cast<size_t>(node)].run = static_cast<int>(info_.runs.size());
         info_.runs.push_back(std::move(run));
         open_ = false;
         return true;
+    }
+
+    void add_embedding(PatchRun & run, int i) {
+        const ggml_tensor & columns = *graph_.nodes[i];
+        const PatchEmbedding made{i, next_work(i), copy_of(next_work(i))};
+        run.last = made.last();
+        run.embeddings.push_back(made);
+        const uint64_t values = static_cast<uint64_t>(columns.ne[1] * graph_.nodes[made.product]->ne[1]);
+        run.result_unit_bytes = std::max(run.result_unit_bytes, values * sizeof(float));
+        run.cuts.resize(static_cast<size_t>(run.last - run.first) + 1);
+        run.cuts[static_cast<size_t>(made.columns - run.first)].out = {2, 1};
+        NodeCut & product = run.cuts[static_cast<size_t>(made.product - run.first)];
+        product.out = {0, columns.ne[1]};
+        product.sources[0] = {1, columns.ne[1]};
+    }
+
+    // The convolution lays its result out for more than one picture, which changes nothing for one.
+    int copy_of(int product) const {
+        const int next = next_work(product);
+        if (next < 0 || !follows(product, next)) return -1;
+        const ggml_tensor &copy = *graph_.nodes[next], &made = *graph_.nodes[product];
+        const Root & root = root_of(&made);
+        const bool only_reader = !root.escapes && root.last_use == next;
+        const bool same = copy.op == GGML_OP_CONT && copy.src[0]->view_src == &made && copy.type == made.type &&
+                          ggml_is_contiguous(copy.src[0]) && ggml_nbytes(&copy) == ggml_nbytes(&made);
+        return only_reader && same && !copy.view_src && ggml_is_contiguous(&copy) ? next : -1;
+    }
+
+    // A second kernel over the same picture (Qwen2-VL's for a second moment): the picture is sent for both at once.
+    int next_of_picture(const PatchRun & run) const {
+        const int next = next_work(run.last);
+        if (next < 0 || !follows(run.first, next) || !embeds(next)) return -1;
+        const ggml_tensor &columns = *graph_.nodes[run.first], &other = *graph_.nodes[next];
+        const bool same = other.src[1] == columns.src[1] && ggml_are_same_shape(other.src[0], columns.src[0]);
+        return same ? next : -1;
+    }
+
+    bool follows(int node, int next) const {
+        const Node & entry = info_.nodes[static_cast<size_t>(next)];
+        const bool apart = entry.cpu_only || entry.tiled || entry.partial;
+        return !apart && entry.owner == info_.nodes[static_cast<size_t>(node)].owner;
     }
 
     int next_work(int i) const {
@@ -212,7 +249,9 @@ private:
         return -1;
     }
 
-    bool embeds(int i, int at) const {
+    bool embeds(int i) const {
+        const int at = graph_.nodes[i]->op == GGML_OP_IM2COL ? next_work(i) : -1;
+        if (at < 0) return false;
         const ggml_tensor &columns = *graph_.nodes[i], &product = *graph_.nodes[at];
         const ggml_tensor &kernel = *columns.src[0], &image = *columns.src[1];
         const Root &picture = root_of(&image), &made = root_of(&columns);
@@ -278,9 +317,15 @@ bool same_path(const PatchRun & run, int64_t units) {
 
 } // namespace
 
+const PatchEmbedding * PatchRun::embedding_at(int node) const {
+    for (const PatchEmbedding & embedding : embeddings)
+        if (embedding.has(node)) return &embedding;
+    return nullptr;
+}
+
 PatchTiles::PatchTiles(const PatchRun & run, int64_t patches) {
-    const int64_t least = run.embeds ? 1 : kLeastTile;
-    const int64_t most = std::max(least, patches / run.patches_per_unit);
+    const int64_t least = run.embeds ? 1 : kLeastTile, at_once = run.embeds ? 2 : 1;
+    const int64_t most = std::max(least, patches / at_once / run.patches_per_unit);
     n_tiles = (run.n_units + most - 1) / most;
     units = (run.n_units + n_tiles - 1) / n_tiles;
     if (run.embeds) {
@@ -301,7 +346,8 @@ PatchTiles::PatchTiles(const PatchRun & run, int64_t patches) {
 
 TilePlaces::TilePlaces(const PatchRun & run, int64_t units) {
     const auto n = static_cast<uint64_t>(units);
-    result = aligned(n * run.image_unit_bytes);
+    images[1] = aligned(n * run.image_unit_bytes);
+    result = 2 * images[1];
     positions = result + aligned(n * run.result_unit_bytes);
     bytes = positions + aligned(n * run.positions_unit_bytes);
 }
@@ -310,11 +356,19 @@ void find_patch_runs(const ggml_cgraph & graph, GraphInfo & info, Resolver & res
     if (info.n_tokens >= kPatchesToTile) RunFinder(graph, info, resolver).run();
 }
 
+// Products that are copied from a tile to where they belong.
+static void take_no_place(const GraphInfo & info, const PatchSpan & span, std::vector<ScratchItem> & items) {
+    for (const PatchEmbedding & embedding : info.runs[static_cast<size_t>(span.run)].embeddings)
+        if (embedding.copy >= 0 && embedding.columns >= span.first && embedding.copy <= span.last)
+            items[static_cast<size_t>(info.nodes[static_cast<size_t>(embedding.product)].root)].first = -1;
+}
+
 bool lives_in_tile(const GraphInfo & info, int r, const PatchSpan & span) {
     const Root & root = info.roots[static_cast<size_t>(r)];
     if (span.run < 0 || root.cls != RootClass::activation || root.hosted || root.escapes) return false;
     if (root.producer < span.first || root.last_use > span.last) return false;
     const PatchRun & run = info.runs[static_cast<size_t>(span.run)];
+    if (run.embeds) return root.tensor->op == GGML_OP_IM2COL;
     return cut_of(*root.tensor, run.n_units).dim >= 0;
 }
 
@@ -335,6 +389,7 @@ void fit_to_spans(const GraphInfo & info, const std::vector<PatchSpan> & spans, 
     for (const PatchSpan & span : spans) {
         items.emplace_back();
         if (span.run < 0) continue;
+        take_no_place(info, span, items);
         const PatchRun & run = info.runs[static_cast<size_t>(span.run)];
         const PatchTiles tiles(run, tile_patches);
         if (tiles.n_tiles == 1 && !run.embeds) continue;
@@ -346,7 +401,8 @@ void fit_to_spans(const GraphInfo & info, const std::vector<PatchSpan> & spans, 
             if (lives_in_tile(info, static_cast<int>(r), span)) {
                 const auto n = static_cast<uint64_t>(run.n_units);
                 item.bytes = aligned((item.bytes + n - 1) / n * static_cast<uint64_t>(tiles.units));
-            } else { // every tile reads or writes its part
+                if (run.embeds) item.last = info.roots[r].last_use; // the next one's columns take its place
+            } else {                                                // every tile reads or writes its part
                 item.first = std::min(item.first, std::max(span.first, 0));
                 item.last = std::max(item.last, span.last);
             }

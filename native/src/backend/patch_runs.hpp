@@ -6,6 +6,7 @@
 
 #include "ggml.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>
@@ -33,16 +34,28 @@ struct NodeCut {
     bool packed_positions = false; // of ROPE: four rows of positions, cut and put together anew
 };
 
+// IM2COL, the product with the kernel, and a copy of that which only gives it another shape (-1: none). The product has
+// no place as a whole where the copy does.
+struct PatchEmbedding {
+    int columns = 0, product = 0, copy = -1; // nodes
+
+    bool has(int node) const { return node == columns || node == product || node == copy; }
+    int last() const { return std::max(product, copy); }
+};
+
 struct PatchRun {
     int first = 0, last = 0; // nodes, inclusive
     int64_t n_units = 0;
     int64_t patches_per_unit = 1;
-    bool embeds = false;                                  // IM2COL and the product with the kernel
+    bool embeds = false;                                  // all of it is `embeddings`
+    std::vector<PatchEmbedding> embeddings;               // of one picture
     uint64_t image_unit_bytes = 0, result_unit_bytes = 0; // of an embedding
     uint64_t positions_unit_bytes = 0;                    // where positions are packed
     std::vector<NodeCut> cuts;                            // by node, from `first` on
 
     const NodeCut & cut(int node) const { return cuts[static_cast<size_t>(node - first)]; }
+    // The embedding that a node is of; nullptr: of none.
+    const PatchEmbedding * embedding_at(int node) const;
 };
 
 // Nodes that are submitted together.
@@ -68,9 +81,10 @@ bool lives_in_tile(const GraphInfo & info, int root, const PatchSpan & span);
 void fit_to_spans(const GraphInfo & info, const std::vector<PatchSpan> & spans, int64_t tile_patches,
                   std::vector<ScratchItem> & items);
 
-// Of the item appended for a span: places of the picture's rows, of the kernel's result, and of positions.
+// Of the item appended for a span: two places of the picture's rows, of which one is filled while the other is read,
+// one of the kernel's result, and one of positions.
 struct TilePlaces {
-    uint64_t image = 0, result = 0, positions = 0, bytes = 0;
+    uint64_t images[2] = {0, 0}, result = 0, positions = 0, bytes = 0;
     TilePlaces(const PatchRun & run, int64_t units);
 };
 

@@ -2,6 +2,7 @@
 // run itself uses lies in a place of one tile, all else where it would lie anyway.
 #include "executor.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <unordered_map>
@@ -20,7 +21,7 @@ public:
         for (size_t r = 0; r < info.roots.size(); r++)
             if (lives_in_tile(info, static_cast<int>(r), span_)) in_tile_.insert(info.roots[r].tensor);
         for (int i = segment.first; i <= segment.last; i++)
-            if (!info.nodes[static_cast<size_t>(i)].view) add(i);
+            if (computes(i)) add(i);
         count_uses();
     }
 
@@ -43,9 +44,9 @@ public:
     ggml_tensor & node(int i) { return *copies_.at(graph_.nodes[i]); }
     ggml_tensor * positions = nullptr; // where they are packed, if they are
 
-    // A node of the caller's that is run behind the others.
-    void append(ggml_tensor * tensor) {
-        nodes_.push_back(tensor);
+    // A node of the caller's that is run behind node i.
+    void insert_behind(int i, ggml_tensor * tensor) {
+        nodes_.insert(std::find(nodes_.begin(), nodes_.end(), &node(i)) + 1, tensor);
         view_.nodes = nodes_.data();
         view_.n_nodes = view_.size = static_cast<int>(nodes_.size());
     }
@@ -56,6 +57,11 @@ private:
         PatchCut cut;
         bool in_tile;
     };
+
+    bool computes(int i) const {
+        const PatchEmbedding * embedding = run_.embedding_at(i);
+        return !info_.nodes[static_cast<size_t>(i)].view && !(embedding && embedding->copy == i);
+    }
 
     void add(int i) {
         ggml_tensor * node = graph_.nodes[i];
@@ -98,7 +104,7 @@ private:
         view_.use_counts = uses_.data();
         view_.order = graph_.order;
         for (int i = span_.first; i <= span_.last; i++) {
-            if (info_.nodes[static_cast<size_t>(i)].view) continue;
+            if (!computes(i)) continue;
             const size_t at = ggml_hash_find_or_insert(&view_.visited_hash_set, &node(i));
             uses_[at] = ggml_node_get_use_count(&graph_, i);
         }
@@ -120,28 +126,23 @@ private:
     ggml_cgraph view_{};
 };
 
-// The kernel's result is laid out patch by patch within each channel: a tile of it is computed in a place of its own
-// and copied to where it belongs.
-class Embedding {
+// A kernel over the picture. Its result is laid out patch by patch within each channel: a tile of it is computed in a
+// place of its own and copied to where it belongs.
+class Kernel {
 public:
-    Embedding(TileGraph & tiles, const ggml_tensor & image, char * place, ggml_backend_buffer_t buffer,
-              const TilePlaces & places)
-        : columns_(tiles.node(tiles.run().first)), product_(tiles.node(tiles.run().last)), image_(image),
-          picture_(image), whole_(product_), result_(place + places.result) {
-        picture_.data = place + places.image;
-        picture_.buffer = buffer;
-        picture_.op = GGML_OP_NONE;
-        columns_.src[1] = &picture_;
+    // `whole`: where the result belongs.
+    Kernel(TileGraph & tiles, const PatchEmbedding & at, const ggml_tensor & whole, ggml_tensor & picture, char * place)
+        : columns_(tiles.node(at.columns)), product_(tiles.node(at.product)), whole_(product_), place_(place) {
+        whole_.data = whole.data;
+        whole_.buffer = whole.buffer;
+        product_.buffer = picture.buffer;
+        columns_.src[1] = &picture;
         copy_.op = GGML_OP_CPY;
-        tiles.append(&copy_);
+        tiles.insert_behind(at.product, &copy_);
     }
 
     void move(int64_t first, int64_t count) {
-        const int64_t rows = columns_.src[0]->ne[1] * count, patches = columns_.ne[1] * count;
-        first_row_ = columns_.src[0]->ne[1] * first;
-        picture_.ne[1] = rows;
-        picture_.nb[2] = picture_.nb[1] * static_cast<size_t>(rows);
-        picture_.nb[3] = picture_.nb[2] * static_cast<size_t>(picture_.ne[2]);
+        const int64_t patches = columns_.ne[1] * count;
         ggml_tensor target = whole_;
         target.ne[0] = patches;
         target.data = static_cast<char *>(whole_.data) + static_cast<size_t>(columns_.ne[1] * first) * whole_.nb[0];
@@ -151,52 +152,112 @@ public:
         target.src[0] = &product_;
         target.src[1] = &copy_;
         copy_ = target;
-        product_.data = result_;
+        product_.data = place_;
         product_.ne[0] = patches;
         for (int d = 1; d < GGML_MAX_DIMS; d++)
             product_.nb[d] = product_.nb[d - 1] * static_cast<size_t>(product_.ne[d - 1]);
     }
 
-    // The rows of the picture that the tile is made of.
-    bool send(Inner & inner) {
+    int64_t patch_rows() const { return columns_.src[0]->ne[1]; } // of pixels
+
+private:
+    ggml_tensor &columns_, &product_;
+    ggml_tensor whole_;
+    ggml_tensor copy_{};
+    char * place_;
+};
+
+// All kernels of a segment over one picture, of which each tile's rows are sent once: those of the next one while the
+// device is at this one, if `ahead` and if there are events.
+class Embedding {
+public:
+    Embedding(Inner & inner, TileGraph & tiles, const ggml_cgraph & graph, const Segment & segment, char * place,
+              const DeviceBuffer & scratch, const TilePlaces & places, bool ahead)
+        : inner_(inner), image_(*graph.nodes[tiles.run().first]->src[1]),
+          picture_(image_), places_{place + places.images[0], place + places.images[1]},
+          ahead_(ahead && inner.has_events()) {
+        picture_.buffer = scratch.get();
+        picture_.op = GGML_OP_NONE;
+        for (const PatchEmbedding & at : tiles.run().embeddings)
+            if (at.columns >= segment.first && at.last() <= segment.last)
+                kernels_.emplace_back(tiles, at, *graph.nodes[at.last()], picture_, place + places.result);
+    }
+
+    void move(int64_t first, int64_t count) {
+        const int64_t rows = kernels_.front().patch_rows() * count;
+        first_row_ = kernels_.front().patch_rows() * first;
+        picture_.data = places_[n_sent_ % 2];
+        picture_.ne[1] = rows;
+        picture_.nb[2] = picture_.nb[1] * static_cast<size_t>(rows);
+        picture_.nb[3] = picture_.nb[2] * static_cast<size_t>(picture_.ne[2]);
+        for (Kernel & kernel : kernels_)
+            kernel.move(first, count);
+    }
+
+    // The rows of the picture that the tile is made of, once nothing reads their place any more.
+    bool send() {
+        if (!ahead_) return send(Stream::compute);
+        if (n_sent_ == 0 && !mark(read_[1])) return false;
+        ggml_backend_event_t before = n_sent_ < 2 ? read_[1] : read_[n_sent_ % 2];
+        if (!inner_.wait(Stream::upload, before) || !send(Stream::upload)) return false;
+        const ggml_backend_event_t sent = inner_.next_event(Events::pictures);
+        return inner_.record(Stream::upload, sent) && inner_.wait(Stream::compute, sent);
+    }
+
+    // The tile was submitted.
+    bool computed() { return mark(read_[n_sent_++ % 2]); }
+
+    size_t bytes() const { return picture_.nb[3]; }
+
+private:
+    bool send(Stream stream) {
         const char * from = static_cast<const char *>(image_.data) + static_cast<size_t>(first_row_) * image_.nb[1];
         for (int64_t channel = 0; channel < image_.ne[2]; channel++) {
             const size_t at = static_cast<size_t>(channel);
-            if (!inner.set(Stream::compute, &picture_, from + at * image_.nb[2], at * picture_.nb[2], picture_.nb[2]))
+            if (!inner_.set(stream, &picture_, from + at * image_.nb[2], at * picture_.nb[2], picture_.nb[2]))
                 return false;
         }
         return true;
     }
 
-    size_t bytes() const { return picture_.nb[3]; }
+    bool mark(ggml_backend_event_t & event) {
+        if (!ahead_) return true;
+        event = inner_.next_event(Events::pictures);
+        return inner_.record(Stream::compute, event);
+    }
 
-private:
-    ggml_tensor &columns_, &product_;
+    Inner & inner_;
     const ggml_tensor & image_; // on the host
-    ggml_tensor picture_, whole_, copy_{};
-    char * result_;
+    ggml_tensor picture_;
+    char * places_[2];
+    const bool ahead_;
+    ggml_backend_event_t read_[2] = {nullptr, nullptr}; // behind what reads the places
+    std::deque<Kernel> kernels_;                        // their addresses stay
     int64_t first_row_ = 0;
+    size_t n_sent_ = 0;
 };
 
 } // namespace
 
 // The stream keeps its order: what a tile needs is overwritten only after it was computed.
-bool Executor::compute_patches(ggml_cgraph & graph, const GraphInfo & info, const Segment & segment) {
+bool Executor::compute_patches(ggml_cgraph & graph, const GraphInfo & info, const Plan & plan,
+                               const Segment & segment) {
     TileGraph tiles(graph, info, segment);
     const PatchRun & run = tiles.run();
     const TilePlaces places(run, segment.tile_units);
     const DeviceBuffer & scratch = core_.cache.scratch();
     char * place = scratch.base() + segment.tile_offset;
     std::unique_ptr<Embedding> embedding;
-    if (run.embeds)
-        embedding = std::make_unique<Embedding>(tiles, *graph.nodes[run.first]->src[1], place, scratch.get(), places);
+    if (run.embeds) // weights on their way come first
+        embedding = std::make_unique<Embedding>(core_.inner, tiles, graph, segment, place, scratch, places,
+                                                plan.stream_order.empty());
     const ggml_tensor * positions = packed_positions(graph, info, segment);
     for (int64_t first = 0; first < run.n_units; first += segment.tile_units) {
         const int64_t count = std::min(segment.tile_units, run.n_units - first);
         tiles.move(first, count);
         if (embedding) {
             embedding->move(first, count);
-            if (!embedding->send(core_.inner)) return false;
+            if (!embedding->send()) return false;
             core_.stats.bytes_activations_up += embedding->bytes();
         }
         if (positions) {
@@ -204,7 +265,7 @@ bool Executor::compute_patches(ggml_cgraph & graph, const GraphInfo & info, cons
             tiles.positions->data = place + places.positions;
             if (!send_positions(*positions, *tiles.positions, first, count, run.n_units)) return false;
         }
-        if (!core_.inner.compute(&tiles.graph())) return false;
+        if (!core_.inner.compute(&tiles.graph()) || (embedding && !embedding->computed())) return false;
         core_.stats.n_patch_tiles++;
     }
     return true;

@@ -124,10 +124,17 @@ std::vector<Streamed> Planner::new_pieces(const Node & node) const {
     return result;
 }
 
+// An embedding is never cut in two: its columns live in a tile, and its kernel is needed with them.
+int Planner::reads_weights_for(int i) const {
+    const int run = info_.nodes[static_cast<size_t>(i)].run;
+    const PatchEmbedding * embedding = run < 0 ? nullptr : info_.runs[static_cast<size_t>(run)].embedding_at(i);
+    return embedding ? embedding->product : i;
+}
+
 // Pieces of a segment stay in the ring until it is submitted: a segment takes at most a
 // quarter of it, so that the next ones can be uploaded meanwhile.
 void Planner::add_pieces(int i) {
-    const Node & node = info_.nodes[static_cast<size_t>(i)];
+    const Node & node = info_.nodes[static_cast<size_t>(reads_weights_for(i))];
     std::vector<Streamed> pieces = new_pieces(node);
     if (pieces.empty()) return;
     uint64_t bytes = 0;

@@ -122,6 +122,7 @@ private:
     bool open_by_rows(int i);
     void list_rows(Segment & segment, Weight & weight, int64_t at_once, int64_t first_row) const;
     std::vector<Streamed> new_pieces(const Node & node) const;
+    int reads_weights_for(int i) const;
     void add_pieces(int i);
     void cut_and_list();
     void list_needs(Segment & segment);
