@@ -14,9 +14,9 @@ namespace {
 
 // Of uploads queued for the ring: while the CPU computes, nobody queues more.
 constexpr uint64_t kRingAheadNs = 2 * kQueueNs;
-// Of a vision graph in flight, within kQueueNs: one is computed, one is there already, one is prepared. Too few for
-// segments to span sub-layers (Planner::cut).
-constexpr uint32_t kVisionSegments = 3;
+// Of a vision graph in flight, within kQueueNs: parts of a sub-layer may be short, and waiting for each wakes the host as
+// often.
+constexpr uint32_t kVisionSegments = 8;
 constexpr size_t kKnownGraphs = 8; // prefill, decode and their variants of one context
 
 thread_local uint32_t step_tokens = 0;

@@ -325,6 +325,7 @@ const PatchEmbedding * PatchRun::embedding_at(int node) const {
 
 PatchTiles::PatchTiles(const PatchRun & run, int64_t patches) {
     const int64_t least = run.embeds ? 1 : kLeastTile, at_once = run.embeds ? 2 : 1;
+    if (run.embeds) patches = std::min(patches, kTilePatches.front());
     const int64_t most = std::max(least, patches / at_once / run.patches_per_unit);
     n_tiles = (run.n_units + most - 1) / most;
     units = (run.n_units + n_tiles - 1) / n_tiles;

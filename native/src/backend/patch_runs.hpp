@@ -21,6 +21,9 @@ class Resolver;
 constexpr int64_t kPatchesToTile = 256, kLeastUnits = 128, kLeastTile = 32, kTileStep = 16;
 // Patches a tile has at most: the first that fits the budget. Large tiles read the weights less often.
 constexpr std::array<int64_t, 4> kTilePatches = {512, 256, 128, 64};
+// All of an image but its embedding, which is sent in pieces while others are computed: where that takes no more memory
+// than the language model had. Then it saves launches, and reading the weights again.
+constexpr int64_t kAllPatches = int64_t{1} << 40;
 
 // Where a tensor is cut: a unit has `rows` of dimension `dim`. dim -1: it is used whole.
 struct PatchCut {

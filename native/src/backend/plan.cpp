@@ -33,7 +33,7 @@ void Planner::plan_step() {
 
 // A vision graph may fill the budget to the brim: what its cut really needs is reserved at the next try.
 void Planner::plan_vision() {
-    for (size_t tries = 0; tries < 2 + kTilePatches.size(); tries++) {
+    for (size_t tries = 0; tries < 3 + kTilePatches.size(); tries++) {
         device_units_.clear();
         take_memory();
         if (lay_out()) return;

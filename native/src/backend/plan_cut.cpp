@@ -16,7 +16,7 @@ uint64_t elements(const ggml_tensor & tensor) {
 } // namespace
 
 void Planner::cut() {
-    const uint32_t max_units = std::max(1U, limits_.max_units_in_flight / 2);
+    const uint32_t max_units = info_.vision ? 1 : std::max(1U, limits_.max_units_in_flight / 2);
     int unit = -1;
     for (int i = plan_.from; i < static_cast<int>(info_.nodes.size()); i++) {
         const Node & node = info_.nodes[static_cast<size_t>(i)];

@@ -46,6 +46,8 @@ bool Planner::place_vision_scratch() {
     for (const bool beside_weights : {true, false}) {
         for (const bool ffn : {true, false}) {
             for (const bool projector : {true, false}) {
+                device_units_ = all;
+                if (ffn && projector && try_vision_scratch(kAllPatches, true, beside_weights)) return true;
                 for (const int64_t patches : kTilePatches) {
                     device_units_ = all;
                     if (!ffn) shed(XLM_KIND_FFN);
@@ -64,6 +66,7 @@ bool Planner::try_vision_scratch(int64_t patches, bool whole, bool beside_weight
     plan_.tile_patches = patches;
     scratch_bytes_ = std::max(scratch_estimate(), whole ? exact_scratch_bytes_[patches] : 0);
     const uint64_t need_bytes = vision_need_bytes();
+    if (patches == kAllPatches && need_bytes > limits_.vision_bound_bytes) return false;
     const uint64_t least =
         beside_weights ? std::min(need_bytes, scratch_bytes_ + least_weight_bytes()) : scratch_bytes_;
     if (least > cache_.budget_bytes()) return false;

@@ -164,7 +164,7 @@ def scratch_bytes(tower: Tower, patches: int, tile: int, off: frozenset[str] = f
     mask = max(MASK_TILE_BYTES, 256 * patches) if any(unit.windowed for unit in tower.units) else 0
     attention = 16 * width * patches + max(mask, rows * 4 * 5 * width)
     ffn = 12 * width * patches + mask + rows * 4 * (3 * tower.hidden + 2 * width)
-    embedding = 12 * width * patches + rows * (18 * tower.patch**2 + 4 * width)
+    embedding = 12 * width * patches + rows * (15 * tower.patch**2 + 2 * width)
     found = [0 if "attention" in off else attention, 0 if "ffn" in off else ffn]
     found.append(0 if "projector" in off else embedding)
     return int(LAYOUT_SLACK * max(found)) + MIB // 4
