@@ -14,8 +14,8 @@ namespace {
 
 // Of uploads queued for the ring: while the CPU computes, nobody queues more.
 constexpr uint64_t kRingAheadNs = 2 * kQueueNs;
-// Of a vision graph in flight, within kQueueNs: parts of a sub-layer may be short, and waiting for each wakes the host as
-// often.
+// Of a vision graph in flight, within kQueueNs: parts of a sub-layer may be short, and waiting for each wakes the host
+// as often.
 constexpr uint32_t kVisionSegments = 8;
 constexpr size_t kKnownGraphs = 8; // prefill, decode and their variants of one context
 
