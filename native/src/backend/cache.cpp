@@ -221,8 +221,10 @@ void Cache::drop_all() {
 
 void Cache::drop_weights() {
     inner_.synchronize_all();
-    for (SubLayer * sublayer : registry_.sublayers())
+    for (SubLayer * sublayer : registry_.sublayers()) {
         drop_resident(*sublayer);
+        sublayer->packed.clear();
+    }
     ring.forget();
     changed();
 }

@@ -73,6 +73,7 @@ struct SubLayer {
     // Residency, owned by the holder of the device gate.
     DeviceBuffer copy;
     bool uploaded = false;
+    std::vector<char> packed; // of a small group: its copy as it is uploaded, in one piece; empty until then
     std::unique_ptr<ExpertState> experts; // nullptr: no experts, or of a form that is only handled as a whole
 
     bool wanted(xlm_placement what) const {

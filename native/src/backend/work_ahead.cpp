@@ -1,6 +1,7 @@
 #include "work_ahead.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace xlm {
@@ -8,6 +9,7 @@ namespace xlm {
 namespace {
 
 constexpr uint64_t kPieceBytes = 4 << 20;
+constexpr uint64_t kPackedBytes = 4 << 20; // the most that is kept twice on the host, of a model
 // Events come from a pool that is reused in turn; the ring has its share of it too.
 constexpr size_t kMaxItems = 64;
 // A wait that took this long found the work unfinished, so it ended when the work did.
@@ -57,14 +59,41 @@ WorkAhead::Fed WorkAhead::upload(ggml_tensor & target, const void * data, size_t
 
 WorkAhead::Fed WorkAhead::upload(Cache & cache, SubLayer & sublayer, Gate * gate) {
     if (!cache.point_at_copy(sublayer)) return Fed::lost;
+    const bool pack = sublayer.kind == XLM_KIND_SMALL && sublayer.device_bytes <= kPackedBytes;
+    const Fed fed = pack ? upload_packed(sublayer, gate) : upload_weights(sublayer, gate);
+    sublayer.uploaded = fed == Fed::done;
+    return fed;
+}
+
+WorkAhead::Fed WorkAhead::upload_weights(SubLayer & sublayer, Gate * gate) {
     for (auto & weight : sublayer.weights) {
         const size_t bytes = ggml_nbytes(weight->tensor);
         const Fed fed = upload(weight->shadow, weight->tensor->data, 0, bytes, gate);
         if (fed != Fed::done) return fed;
         stats_.bytes_resident_uploaded += bytes;
     }
-    sublayer.uploaded = true;
     return Fed::done;
+}
+
+// Many tensors of a few bytes each: a copy of its own would cost each of them far more than its bytes.
+WorkAhead::Fed WorkAhead::upload_packed(SubLayer & sublayer, Gate * gate) {
+    if (sublayer.packed.size() != sublayer.device_bytes) {
+        sublayer.packed.assign(sublayer.device_bytes, 0);
+        for (const auto & weight : sublayer.weights)
+            std::memcpy(sublayer.packed.data() + weight->offset, weight->tensor->data, ggml_nbytes(weight->tensor));
+    }
+    ggml_tensor whole{};
+    whole.type = GGML_TYPE_I8;
+    whole.ne[0] = static_cast<int64_t>(sublayer.device_bytes);
+    whole.ne[1] = whole.ne[2] = whole.ne[3] = 1;
+    whole.nb[0] = 1;
+    whole.nb[1] = whole.nb[2] = whole.nb[3] = sublayer.device_bytes;
+    whole.buffer = sublayer.copy.get();
+    whole.data = sublayer.copy.base();
+    const Fed fed = upload(whole, sublayer.packed.data(), 0, sublayer.packed.size(), gate);
+    for (const auto & weight : sublayer.weights)
+        if (fed == Fed::done) stats_.bytes_resident_uploaded += ggml_nbytes(weight->tensor);
+    return fed;
 }
 
 bool WorkAhead::wait_oldest() {

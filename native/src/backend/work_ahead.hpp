@@ -46,6 +46,8 @@ private:
         uint32_t n_units;
     };
 
+    Fed upload_weights(SubLayer & sublayer, Gate * gate);
+    Fed upload_packed(SubLayer & sublayer, Gate * gate);
     bool mark_uploads();
     bool push(Pace & pace, uint64_t cost, uint32_t n_units);
     bool wait_oldest();
