@@ -81,6 +81,21 @@ class Costs:
         return np.asarray(np.maximum(self.busy / np.maximum(self.compute, 1e-9), 1.0), dtype=np.float64)
 
     @cached_property
+    def last_piece(self) -> FloatArray:
+        """[tier, mode, unit] the last piece's share where something is uploaded, else 0."""
+        return np.asarray(self.piece_share * (self.upload > 0), dtype=np.float64)
+
+    @cached_property
+    def pace(self) -> FloatArray:
+        """[tier, mode, unit] what the link copies beside a unit, in ns of the idle link for each ns of the unit."""
+        return np.asarray(self.slowdown * self.link_share, dtype=np.float64)
+
+    @cached_property
+    def pace_cost(self) -> FloatArray:
+        """[tier, mode, unit] ns that a unit takes longer for each of them."""
+        return np.asarray((1.0 - 1.0 / self.slowdown) / self.link_share, dtype=np.float64)
+
+    @cached_property
     def kv_ring_bytes(self) -> NDArray[np.int64]:
         """[unit] the least ring that takes its pieces and its cache."""
         return np.asarray(RING_PIECES * self.piece_bytes + self.kv_bytes + self.window_bytes, dtype=np.int64)

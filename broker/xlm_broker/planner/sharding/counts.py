@@ -6,29 +6,42 @@ count an even spread lets the link work all the time with the smallest ring.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from .costs import EVERYTHING, KV, Costs
+from .costs import EVERYTHING, KV, NOTHING, Costs
 from .pipeline import IntArray
-from .problem import SMALL_UNITS, StateArray
+from .problem import SMALL_UNITS, StateArray, state_bytes
 
 FEW_COUNTS = 3  # of the first class, in large models
 PHASES = (0.0, 0.5, 1.0)  # first, middle of each block; 1: from end to end
 
 
-def counted_states(costs: Costs, room: int) -> Iterator[StateArray]:
-    """Sets of at most ``room`` bytes from counts of the two heaviest classes; in small models without the rest too."""
+def counted_states(costs: Costs, rooms: Sequence[int]) -> list[tuple[int, StateArray]]:
+    """Sets from counts of the two heaviest classes, in small models without the rest too: (place of the room, set)."""
     classes = _heaviest(costs)
-    rest = np.setdiff1d(np.arange(costs.n_units), np.concatenate(classes))
+    firsts = list(_firsts(costs, classes))
+    kept = [state_bytes(costs, state) for state, _ in firsts]
+    return [
+        (place, _with_second(costs, classes[1], *first, room - size))
+        for place, room in enumerate(rooms)
+        for first, size in zip(firsts, kept, strict=True)
+        if size <= room
+    ]
+
+
+def _firsts(costs: Costs, classes: list[IntArray]) -> Iterator[tuple[StateArray, float]]:
+    """Caches, the rest and so many of the first class, and the phase of the spread."""
+    rest = np.ones(costs.n_units, dtype=bool)
+    rest[np.concatenate(classes)] = False
     small = costs.n_units <= SMALL_UNITS
-    for chosen in (rest, rest[:0]) if small and len(rest) else (rest,):
+    for with_rest in (True, False) if small and rest.any() else (True,):
         for count in _counts(len(classes[0]), len(classes[0]) + 1 if small else FEW_COUNTS):
             for phase in PHASES if small else PHASES[:1]:
-                state = _state(costs, classes, chosen, count, phase, room)
-                if state is not None:
-                    yield state
+                state = np.where(rest, EVERYTHING if with_rest else NOTHING, np.where(costs.kv_bytes > 0, KV, NOTHING))
+                state[_even(classes[0], count, phase)] = EVERYTHING
+                yield state.astype(np.int8), phase
 
 
 def _heaviest(costs: Costs) -> list[IntArray]:
@@ -43,22 +56,12 @@ def _counts(most: int, how_many: int) -> list[int]:
     return sorted({round(most * i / max(1, how_many - 1)) for i in range(how_many)})
 
 
-def _state(
-    costs: Costs, classes: list[IntArray], rest: IntArray, count: int, phase: float, room: int
-) -> StateArray | None:
-    """None where even the caches and the first class do not fit."""
-    state = np.zeros(costs.n_units, dtype=np.int8)
-    state[rest] = EVERYTHING
-    for members in classes:
-        state[members[costs.kv_bytes[members] > 0]] = KV
-    state[_even(classes[0], count, phase)] = EVERYTHING
-    kept = costs.kv_bytes * (state >= KV) + costs.weight_bytes * (state == EVERYTHING)
-    left = room - int(kept.sum())
-    if left < 0:
-        return None
-    if len(classes[1]):
-        each = int(costs.weight_bytes[classes[1][0]])
-        state[_even(classes[1], min(len(classes[1]), left // max(1, each)), phase)] = EVERYTHING
+def _with_second(costs: Costs, second: IntArray, first: StateArray, phase: float, left: int) -> StateArray:
+    """The same and as many of the second class as fit in what is left."""
+    if not len(second):
+        return first
+    state, each = first.copy(), int(costs.weight_bytes[second[0]])
+    state[_even(second, min(len(second), left // max(1, each)), phase)] = EVERYTHING
     return state
 
 

@@ -6,7 +6,7 @@ searched over all single and paired changes, large ones over a sample spread eve
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from math import isqrt
@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT
-from .problem import SMALL_UNITS, Solution, StateArray, Task, ring_for, simulate, state_bytes, stream_mode
-from .streaming import TierOrder, streaming
+from .pipeline import IntArray, ModeArray
+from .problem import SMALL_UNITS, Solution, StateArray, Task, rings_for, simulate, state_bytes, stream_mode
+from .streaming import Streaming, TierOrders
 
 POLISHED = 6  # exchanges that are followed up although they are no better as they are
 MIN_GAIN = 1e-6  # share of the objective; below it is rounding
@@ -35,10 +36,10 @@ class _Exchange:
 class Improver:
     """One descent of at most about ``rows`` simulated steps. The reach stays; the ring gets what the set leaves.
 
-    ``orders``: of each weighted tier. ``run`` may be called once.
+    ``orders``: of the weighted tiers. ``run`` may be called once.
     """
 
-    def __init__(self, task: Task, start: Solution, orders: Mapping[int, TierOrder], rows: int) -> None:
+    def __init__(self, task: Task, start: Solution, orders: TierOrders, rows: int) -> None:
         self._task = task
         self._orders = orders
         self._costs = task.costs
@@ -101,7 +102,7 @@ class Improver:
         device = self._device_modes(self._state, self._ring)
         return np.where(self._modes[tier] == CPU, device, CPU).astype(np.uint8)
 
-    def _device_modes(self, state: StateArray, ring_bytes: int) -> NDArray[np.uint8]:
+    def _device_modes(self, state: StateArray, ring_bytes: IntArray | int) -> NDArray[np.uint8]:
         streamed = stream_mode(self._costs, state, ring_bytes)
         return np.where(state == EVERYTHING, RESIDENT, streamed).astype(np.uint8)
 
@@ -109,7 +110,7 @@ class Improver:
 
     def _exchange(self, states: Iterable[StateArray]) -> bool:
         """The best change of the resident set."""
-        exchanges = [self._prepared(state) for state in states]
+        exchanges = self._prepared(list(states))
         rows = [row for exchange in exchanges for row in exchange.rows]
         if not rows:
             return False
@@ -147,24 +148,37 @@ class Improver:
         for tier, (time, modes) in chosen.items():
             self._times[tier], self._modes[tier] = time, modes
 
-    def _prepared(self, state: StateArray) -> _Exchange:
-        """What each tier could do with that state, starting from what it does now, and afresh."""
-        ring = ring_for(self._task, state, self._reach)
-        device, changed = self._device_modes(state, ring), np.flatnonzero(state != self._state)
-        rows = []
-        for tier in self._tiers:
-            kept = np.where(self._modes[tier] == CPU, CPU, device).astype(np.uint8)
-            rows += [(tier, modes) for modes in _alternatives(kept, device, changed)]
-            plan = streaming(self._costs, self._orders[tier], state, ring)
-            counts = plan.counts(1 if self._small else 0)
-            rows += [(tier, plan.row(count)) for count in counts]
-        return _Exchange(state, ring, tuple(rows))
+    def _prepared(self, states: Sequence[StateArray]) -> list[_Exchange]:
+        """What each tier could do with each of the states, starting from what it does now, and afresh."""
+        if not states or not self._tiers:
+            return []
+        every = np.array(states)
+        rings = rings_for(self._task, every, self._reach)
+        devices, afresh = self._device_modes(every, rings), self._afresh(every, rings)
+        kept = np.where(self._modes[self._tiers] == CPU, np.uint8(CPU), devices[:, None])  # [state, tier, unit]
+        found = []
+        for state, ring, device, of_tiers in zip(states, rings.tolist(), devices, kept, strict=True):
+            changed, rows = np.flatnonzero(state != self._state), []
+            for tier, modes in zip(self._tiers, of_tiers, strict=True):
+                rows += [(tier, other) for other in (*_alternatives(modes, device, changed), *next(afresh))]
+            found.append(_Exchange(state, ring, tuple(rows)))
+        return found
+
+    def _afresh(self, states: StateArray, rings: IntArray) -> Iterator[ModeArray]:
+        """[row, unit] for each state and tier."""
+        sets = np.repeat(np.arange(len(states)), len(self._tiers))
+        tiers = np.tile(np.array(self._tiers, dtype=np.int64), len(states))
+        plan = Streaming(self._costs, self._orders, states, rings, sets, tiers)
+        counts = [plan.counts(case, 1 if self._small else 0) for case in range(len(sets))]
+        lengths = np.array([len(of_one) for of_one in counts])
+        rows = plan.rows(np.repeat(np.arange(len(sets)), lengths), np.concatenate(counts))
+        return iter(np.split(rows, np.cumsum(lengths)[:-1]))
 
     def _neighbours(self) -> Iterator[StateArray]:
         """States that fit: one unit more or less, or one in the place of another."""
         limit = max(4, self.rows_left // (4 * max(1, len(self._tiers))))
-        grown, shrunk = list(self._changes(up=True)), list(self._changes(up=False))
-        for one in _spread([*grown, *shrunk], limit):
+        grown, shrunk = self._changes(up=True), self._changes(up=False)
+        for one in _spread(np.concatenate([grown, shrunk]), limit):
             yield from self._if_fits((one,))
         side = limit if self._small else max(2, isqrt(limit))
         for pair in product(_spread(shrunk, side), _spread(grown, side)):
@@ -172,19 +186,18 @@ class Improver:
 
     def _far_neighbours(self) -> Iterator[StateArray]:
         """One unit in the place of two, or two in the place of one; no more than the effort allows."""
-        grown, shrunk = list(self._changes(up=True)), list(self._changes(up=False))
+        grown, shrunk = self._changes(up=True).tolist(), self._changes(up=False).tolist()
         changes = [(down, *two) for down, two in product(shrunk, combinations(grown, 2))]
         changes += [(*two, up) for two, up in product(combinations(shrunk, 2), grown)]
         limit = self.rows_left // (4 * max(1, len(self._tiers)))
         for i in _sample(np.arange(len(changes)), max(0, limit)):
             yield from self._if_fits(changes[i])
 
-    def _changes(self, *, up: bool) -> Iterator[tuple[int, int]]:
-        """(unit, new state) one way."""
-        kv = self._costs.kv_bytes
-        for unit, now in enumerate(self._state.tolist()):
-            states = (NOTHING, KV, EVERYTHING) if kv[unit] else (NOTHING, EVERYTHING)
-            yield from ((unit, new) for new in states if (new > now if up else new < now))
+    def _changes(self, *, up: bool) -> IntArray:
+        """[change, (unit, new state)] one way."""
+        states, now = np.array([NOTHING, KV, EVERYTHING]), self._state[:, None]
+        able = (states != KV) | (self._costs.kv_bytes[:, None] > 0)
+        return np.argwhere(able & (states > now if up else states < now))
 
     def _if_fits(self, changes: Sequence[tuple[int, int]]) -> Iterator[StateArray]:
         if len({unit for unit, _ in changes}) < len(changes):
@@ -220,5 +233,5 @@ def _sample(values: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
     return values[np.linspace(0, len(values) - 1, limit).astype(np.int64)]
 
 
-def _spread(values: list[tuple[int, int]], limit: int) -> list[tuple[int, int]]:
-    return [values[i] for i in _sample(np.arange(len(values)), limit)]
+def _spread(changes: IntArray, limit: int) -> list[tuple[int, int]]:
+    return [(unit, new) for unit, new in changes[_sample(np.arange(len(changes)), limit)].tolist()]

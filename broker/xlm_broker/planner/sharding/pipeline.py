@@ -30,20 +30,23 @@ from .costs import CPU, STREAM_KV, Costs, FloatArray
 IntArray = NDArray[np.int64]
 ModeArray = NDArray[np.uint8]
 
+SAME_EVERY = 6  # sub-layers, after which a second step is compared with the first
+
 
 def step_times(costs: Costs, tier: IntArray, modes: ModeArray, ring_ns: FloatArray) -> FloatArray:
     """ns of a step for each row: ``tier`` [row], ``modes`` [row, unit], ``ring_ns`` [row]."""
     rows = _Rows(costs, tier, modes, ring_ns)
-    time, _ = rows.run(np.zeros(len(tier)))
-    if costs.capabilities.ring_across_steps:
-        time, _ = rows.run(rows.left_over)
-        # one of many equal steps: what one prefetches for the next, it has to upload itself in the long run
-        time = np.maximum(time, rows.total + rows.fixed)
-    return time
+    left_over = rows.run(np.zeros(len(tier)))
+    if not costs.capabilities.ring_across_steps:
+        return rows.times(np.zeros(len(tier)))
+    if left_over.any():
+        rows.run(left_over, np.cumsum(rows.gain, axis=0))
+    # one of many equal steps: what one prefetches for the next, it has to upload itself in the long run
+    return np.asarray(np.maximum(rows.times(left_over), rows.total + rows.fixed), dtype=np.float64)
 
 
 class _Rows:
-    """Arrays [unit, row] of the recurrence, so that a unit's row is contiguous.
+    """Arrays of the recurrence: [row, unit], and turned where the loop takes one unit of all rows at a time.
 
     What does not depend on the link's position is computed for all units at once, so that little is left for the loop:
 
@@ -53,60 +56,73 @@ class _Rows:
     """
 
     def __init__(self, costs: Costs, tier: IntArray, modes: ModeArray, ring_ns: FloatArray) -> None:
-        unit = np.arange(costs.n_units)
-        flat = (tier[None, :] * costs.compute.shape[1] + modes.T) * costs.n_units + unit[:, None]
-        self.compute = costs.compute.ravel()[flat]
-        upload = costs.upload.ravel()[flat]
-        share, slowdown = costs.link_share.ravel()[flat], costs.slowdown.ravel()[flat]
-        self.pace = slowdown * share
-        self.cost = (1.0 - 1.0 / slowdown) / share
-        piece = costs.piece_share[:, None] * (upload > 0)
+        flat = (tier[:, None] * costs.compute.shape[1] + modes) * costs.n_units + np.arange(costs.n_units)
+        turned = np.ascontiguousarray(flat.T)
+        compute, upload, piece = (a.take(turned) for a in (costs.compute, costs.upload, costs.last_piece))
         until = np.cumsum(upload, axis=0)
-        self.need = np.maximum(until - upload * (1.0 - piece) + self.compute, until + self.compute * piece)
-        self.total = until[-1] if len(unit) else np.zeros(len(tier))
+        need = np.maximum(until - upload * (1.0 - piece) + compute, until + compute * piece)
+        self.total = until[-1] if costs.n_units else np.zeros(len(tier))
         able = costs.capabilities.ring_across_steps
         ahead = np.minimum(ring_ns, _before_caches(costs, modes, upload, self.total)) if able else 0.0
         self.limit = np.minimum(until + ring_ns, self.total + ahead)
         self.fixed = costs.step + hop_times(costs, tier, modes)
-        self.left_over = np.zeros(len(tier))
+        self.compute, self.pace, self.cost = compute, costs.pace.take(turned), costs.pace_cost.take(flat)
+        self.alone = compute * self.pace  # of the position, where nothing is waited for
         # of a unit, in any row: whether the formulas' longer forms are needed
-        self.uploads = upload.any(axis=1).tolist()
-        self.paced = (self.pace != 1.0).any(axis=1).tolist()
+        uploads = np.asarray(upload.any(axis=1))
+        self.uploads, self.paced = uploads.tolist(), (self.pace != 1.0).any(axis=1).tolist()
+        self.need = np.where(uploads[:, None], need, -np.inf)
+        self.gain = np.zeros_like(compute)
 
-    def run(self, uploaded: FloatArray) -> tuple[FloatArray, FloatArray]:
-        done, paced = uploaded.copy(), np.empty(len(uploaded))
-        lasting, gain = self.compute.copy(), np.empty_like(self.compute)
-        for i in range(len(self.compute)):
-            own, gained = lasting[i], gain[i]
-            if self.uploads[i]:
-                np.subtract(self.need[i], done, out=paced)
-                np.maximum(own, paced, out=own)
-            np.subtract(self.limit[i], done, out=gained)
-            if self.paced[i]:
-                np.multiply(own, self.pace[i], out=paced)
-                np.minimum(gained, paced, out=gained)
-            else:
-                np.minimum(gained, own, out=gained)
-            done += gained
-        self.left_over = np.maximum(done - self.total, 0.0)
-        return self.fixed + lasting.sum(axis=0) + (gain * self.cost).sum(axis=0), done
+    def run(self, uploaded: FloatArray, known: FloatArray | None = None) -> FloatArray:
+        """Fills ``gain`` for a step that begins with so much uploaded; what it leaves in the ring for the next.
+
+        ``known``: positions after each unit in the run before; once they are reached in all rows, its gains hold.
+        """
+        if not any(self.uploads):
+            return uploaded
+        subtract, maximum, minimum, add = np.subtract, np.maximum, np.minimum, np.add
+        done, wait, room = uploaded.copy(), np.empty(len(uploaded)), np.empty(len(uploaded))
+        units = zip(self.uploads, self.paced, self.limit, self.need, self.compute, self.alone, self.gain, strict=True)
+        for i, (uploads, paced, limit, need, compute, alone, gain) in enumerate(units):
+            subtract(limit, done, room)
+            if uploads:
+                subtract(need, done, wait)
+                alone = maximum(wait, compute, out=wait)
+                if paced:
+                    wait *= self.pace[i]
+            minimum(room, alone, out=gain)
+            add(done, gain, done)
+            if known is not None and i % SAME_EVERY == 0 and (done == known[i]).all():
+                break
+        return np.maximum(done - self.total, 0.0)
+
+    def times(self, uploaded: FloatArray) -> FloatArray:
+        """[row] of the step last run, which began with so much uploaded."""
+        before = np.cumsum(np.concatenate([uploaded[None], self.gain]), axis=0)[:-1]
+        lasting = np.maximum(self.compute, self.need - before)
+        gain = np.ascontiguousarray(self.gain.T)
+        times = self.fixed + lasting.sum(axis=0) + (gain * self.cost).sum(axis=1)
+        return np.asarray(times, dtype=np.float64)
 
 
 def _before_caches(costs: Costs, modes: ModeArray, upload: FloatArray, total: FloatArray) -> FloatArray:
     """[row] what of the next step can be uploaded before it begins: all up to the first KV cache that is streamed."""
     if not costs.capabilities.kv_streaming:
         return total
-    caches = (modes == STREAM_KV).T
-    return np.asarray(np.where(np.logical_or.accumulate(caches, axis=0), 0.0, upload).sum(axis=0))
+    early = np.ascontiguousarray(upload.T)
+    caches = modes == STREAM_KV
+    if caches.any():
+        early = np.where(np.logical_or.accumulate(caches, axis=1), 0.0, early)
+    return np.asarray(early.sum(axis=1))
 
 
 def hop_times(costs: Costs, tier: IntArray, modes: ModeArray) -> FloatArray:
     """Sum of activation hops of each row: a step begins and ends on the host."""
-    on_device = np.zeros((len(modes), modes.shape[1] + 2), dtype=np.int8)
-    on_device[:, 1:-1] = modes != CPU
-    change = np.diff(on_device, axis=1)
-    up, down = (change > 0).sum(axis=1), (change < 0).sum(axis=1)
-    return np.asarray(up * costs.hop_up[tier] + down * costs.hop_down[tier], dtype=np.float64)
+    device = modes != CPU
+    changes = (device[:, 1:] != device[:, :-1]).sum(axis=1) + device[:, :1].sum(axis=1) + device[:, -1:].sum(axis=1)
+    hops = changes // 2  # as many up as down
+    return np.asarray(hops * costs.hop_up[tier] + hops * costs.hop_down[tier], dtype=np.float64)
 
 
 # -- one step in detail --------------------------------------------------------------

@@ -67,31 +67,39 @@ class Solution:
         return self.objective / self.bound - 1.0 if self.bound > 0 else 0.0
 
 
+def kept_bytes(costs: Costs, states: StateArray) -> IntArray:
+    """Device bytes of what each state keeps: [..., unit] -> [...]."""
+    kv = costs.kv_bytes * (states >= KV)
+    return np.asarray((kv + costs.weight_bytes * (states == EVERYTHING)).sum(axis=-1))
+
+
 def state_bytes(costs: Costs, state: StateArray) -> int:
     """Device bytes of what a state keeps."""
-    kv = costs.kv_bytes * (state >= KV)
-    return int((kv + costs.weight_bytes * (state == EVERYTHING)).sum())
+    return int(kept_bytes(costs, state))
 
 
-def stream_mode(costs: Costs, state: StateArray, ring_bytes: int) -> NDArray[np.uint8]:
-    """[unit] STREAM or STREAM_KV where the unit could be streamed under this state and ring, else CPU."""
-    need = RING_PIECES * costs.piece_bytes
-    plain = ((state == KV) | (costs.kv_bytes == 0)) & (need <= ring_bytes)
-    with_kv = (state == NOTHING) & (costs.kv_bytes > 0) & (costs.kv_ring_bytes <= ring_bytes)
+def stream_mode(costs: Costs, state: StateArray, ring_bytes: IntArray | int) -> NDArray[np.uint8]:
+    """[..., unit] STREAM or STREAM_KV where the unit could be streamed under this state and ring, else CPU."""
+    ring, need = np.asarray(ring_bytes)[..., None], RING_PIECES * costs.piece_bytes
+    plain = ((state == KV) | (costs.kv_bytes == 0)) & (need <= ring)
+    with_kv = (state == NOTHING) & (costs.kv_bytes > 0) & (costs.kv_ring_bytes <= ring)
     with_kv &= costs.capabilities.kv_streaming
-    unkept = (state != EVERYTHING) & (ring_bytes > 0)
+    unkept = (state != EVERYTHING) & (ring > 0)
     return np.where(unkept & plain, STREAM, np.where(unkept & with_kv, STREAM_KV, CPU)).astype(np.uint8)
 
 
-def ring_for(task: Task, state: StateArray, reach: int) -> int:
+def rings_for(task: Task, states: StateArray, reach: int) -> IntArray:
     """All room the resident copies leave, up to the bytes that can be streamed at all: a longer ring never hurts."""
-    costs = task.costs
-    streamable = int((costs.weight_bytes + costs.kv_bytes)[state != EVERYTHING].sum())
-    return max(0, min(task.room(reach) - state_bytes(costs, state), max(streamable, _largest_need(costs, state))))
+    costs, unkept = task.costs, states != EVERYTHING
+    streamable = ((costs.weight_bytes + costs.kv_bytes) * unkept).sum(axis=-1)
+    largest = (costs.kv_ring_bytes * unkept).max(axis=-1, initial=0)  # the least that takes any of them
+    left = task.room(reach) - kept_bytes(costs, states)
+    return np.asarray(np.maximum(0, np.minimum(left, np.maximum(streamable, largest))), dtype=np.int64)
 
 
-def _largest_need(costs: Costs, state: StateArray) -> int:
-    return int(costs.kv_ring_bytes[state != EVERYTHING].max(initial=0))
+def ring_for(task: Task, state: StateArray, reach: int) -> int:
+    """The same for one state."""
+    return int(rings_for(task, state, reach))
 
 
 def on_cpu(task: Task) -> Solution:

@@ -15,7 +15,9 @@ The bound is the best over the combinations; its state costs, saving per byte, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,30 +40,36 @@ class Relaxation:
 def relax(costs: Costs, weights: FloatArray, memory_bytes: float, rounds: int = ROUNDS) -> Relaxation:
     """For ``weights`` [tier], by which a tier's ns are multiplied, and the bytes there are for resident copies."""
     problem = _Problem.of(costs, weights)
-    best = np.tile(np.array([[0.25, 0.25]]), (len(problem.tiers), 1))  # [tier, (link, shared memory)]
-    width, value = 0.5, -np.inf
+    best = np.full((len(problem.tiers), 2), 0.25)  # [tier, (link, shared memory)]
+    own = [problem.tier_costs(tier, best[tier : tier + 1]) for tier in range(len(best))]
+    width, value = 0.5, 0.0
     for _ in range(rounds):
+        steps = np.linspace(-width, width, _GRID)
+        around = np.stack([np.tile(steps, _GRID), np.repeat(steps, _GRID)], axis=1)
         for tier in range(len(best)):
-            value, best[tier] = _best_point(problem, best, tier, width, memory_bytes)
+            trial = _inside(best[tier], around)
+            value, at, own[tier] = _best_point(problem, own, tier, trial, memory_bytes)
+            best[tier] = trial[at]
         width /= 2.5
-    if not len(best):
-        value = 0.0
-    saving = problem.savings(best[None])[0][:, costs.alike]
-    return Relaxation(max(0.0, float(value)) + problem.fixed, saving)
+    saving = problem.savings(own)[0][:, costs.alike]
+    return Relaxation(max(0.0, value) + problem.fixed, saving)
+
+
+def _inside(point: FloatArray, around: FloatArray) -> FloatArray:
+    """Multipliers that are none below 0 and together at most 1; the point itself last."""
+    trial = point + around
+    link, shared = trial[:, 0], trial[:, 1]
+    return np.concatenate([trial[(link >= 0) & (shared >= 0) & (link + shared <= 1)], point[None]])
 
 
 def _best_point(
-    problem: _Problem, best: FloatArray, tier: int, width: float, memory_bytes: float
-) -> tuple[float, FloatArray]:
-    around = best[tier]
-    steps = np.linspace(-width, width, _GRID)
-    link, shared = (axis.ravel() for axis in np.meshgrid(around[0] + steps, around[1] + steps))
-    inside = np.flatnonzero((link >= 0) & (shared >= 0) & (link + shared <= 1))
-    trial = np.repeat(best[None], len(inside) + 1, axis=0)
-    trial[:-1, tier, 0], trial[:-1, tier, 1] = link[inside], shared[inside]
-    values = problem.values(trial, memory_bytes)
+    problem: _Problem, own: list[FloatArray], tier: int, trial: FloatArray, memory_bytes: float
+) -> tuple[float, int, FloatArray]:
+    """Bound and place of the best multipliers for a tier, the others' staying as they are, and its costs with them."""
+    costs = problem.tier_costs(tier, trial)
+    values = problem.values([*own[:tier], costs, *own[tier + 1 :]], memory_bytes)
     winner = int(np.argmax(values))
-    return float(values[winner]), trial[winner, tier]
+    return float(values[winner]), winner, costs[winner : winner + 1]
 
 
 @dataclass(frozen=True)
@@ -72,8 +80,9 @@ class _Problem:
     weights: FloatArray  # [tier]
     cpu: FloatArray  # [tier, class]
     device: FloatArray
-    stream: FloatArray  # upload of STREAM; infinite upload where a state forbids the mode
+    stream: FloatArray  # upload of STREAM
     stream_kv: FloatArray
+    barred: FloatArray  # [class] infinite where STREAM_KV cannot be
     shared: FloatArray  # [tier] k
     state_bytes: FloatArray  # [2, class] of one unit
     count: FloatArray  # [class]
@@ -88,59 +97,56 @@ class _Problem:
         # streaming whose upload is part of its compute (experts on demand) counts on the link as well
         upload = upload + np.where(upload > 0, 0.0, compute - compute[:, RESIDENT : RESIDENT + 1])
         slow = busy[:, CPU] / np.maximum(compute[:, CPU], 1e-9)
-        stream_kv = upload[:, STREAM_KV]
-        if not costs.capabilities.kv_streaming:
-            stream_kv = np.where(kv > 0, np.inf, stream_kv)
+        able = costs.capabilities.kv_streaming
         return cls(
             tiers=tiers, weights=weights[tiers], cpu=compute[:, CPU], device=compute[:, RESIDENT],
-            stream=upload[:, STREAM], stream_kv=stream_kv,
+            stream=upload[:, STREAM], stream_kv=upload[:, STREAM_KV],
+            barred=np.where((kv > 0) & (not able), np.inf, 0.0),
             shared=1.0 - 1.0 / np.maximum(slow.min(axis=1, initial=np.inf), 1.0),
             state_bytes=np.stack([kv, kv + weight]).astype(np.float64), count=count.astype(np.float64),
             fixed=float(weights.sum() * costs.step),
         )  # fmt: skip
 
-    def state_costs(self, multipliers: FloatArray) -> FloatArray:
-        """[trial, state, class] weighted cost of each memory state for each trial's [tier, 2] multipliers."""
-        link, shared = multipliers[..., 0, None], multipliers[..., 1, None]  # [trial, tier, 1]
-        chain = 1.0 - link - shared
-        k = self.shared[None, :, None]
-        cpu = (chain + shared) * self.cpu
-        device = (chain + shared * (1 - k)) * self.device
+    def tier_costs(self, tier: int, multipliers: FloatArray) -> FloatArray:
+        """[trial, state, class] weighted cost of each memory state in one tier for each trial's two multipliers."""
+        link, shared = multipliers[:, :1], multipliers[:, 1:]  # [trial, 1]
+        chain, k = 1.0 - link - shared, self.shared[tier]
+        cpu = (chain + shared) * self.cpu[tier]
+        device = (chain + shared * (1 - k)) * self.device[tier]
         price = link + shared * k
-        weight = self.weights[None, :, None]
-        nothing = np.minimum(cpu, device + _priced(price, self.stream_kv))
-        cache = np.minimum(cpu, device + _priced(price, self.stream))
-        both = [nothing, np.minimum(nothing, cache), np.minimum(np.minimum(nothing, cache), device)]
-        return np.stack([(weight * cost).sum(axis=1) for cost in both], axis=1)
+        costs = np.empty((len(multipliers), 3, len(self.count)))
+        nothing, cache, everything = costs[:, NOTHING], costs[:, KV], costs[:, EVERYTHING]
+        np.minimum(cpu, device + (price * self.stream_kv[tier] + self.barred), out=nothing)
+        np.minimum(nothing, np.minimum(cpu, device + price * self.stream[tier]), out=cache)
+        np.minimum(cache, device, out=everything)
+        costs *= self.weights[tier]
+        return costs
 
-    def savings(self, multipliers: FloatArray) -> FloatArray:
-        """[trial, 2, class] saved by keeping the KV cache, or everything."""
-        costs = self.state_costs(multipliers)
+    def savings(self, own: Sequence[FloatArray]) -> FloatArray:
+        """[trial, 2, class] saved by keeping the KV cache, or everything; ``own``: costs of each tier."""
+        costs = self._sum(own)
         return costs[:, NOTHING : NOTHING + 1] - costs[:, KV : EVERYTHING + 1]
 
-    def values(self, multipliers: FloatArray, memory_bytes: float) -> FloatArray:
+    def values(self, own: Sequence[FloatArray], memory_bytes: float) -> FloatArray:
         """[trial] the bound each combination gives."""
-        costs = self.state_costs(multipliers)
+        costs = self._sum(own)
         return costs[:, NOTHING] @ self.count - self._knapsack(costs, memory_bytes)
+
+    def _sum(self, own: Sequence[FloatArray]) -> FloatArray:
+        return reduce(np.add, own) if own else np.zeros((1, 3, len(self.count)))
 
     def _knapsack(self, costs: FloatArray, memory_bytes: float) -> FloatArray:
         """[trial] most that can be saved: steps of the lower convex hull, taken by saving per byte."""
-        sizes = self.state_bytes[None] * self.count
         first = (costs[:, NOTHING] - costs[:, KV]) * self.count
         whole = (costs[:, NOTHING] - costs[:, EVERYTHING]) * self.count
-        kv, all_ = np.broadcast_to(sizes[:, 0], first.shape), np.broadcast_to(sizes[:, 1], first.shape)
+        kv, all_ = self.state_bytes * self.count
         split = first * all_ > whole * kv  # the cache alone is worth more per byte than everything
         one = np.where(split, first, whole), np.where(split, kv, all_)
         two = np.where(split, whole - first, 0.0), np.where(split, all_ - kv, 0.0)
         gain, size = np.concatenate([one[0], two[0]], axis=1), np.concatenate([one[1], two[1]], axis=1)
-        order = np.argsort(-gain / np.maximum(size, 1e-9), axis=1, kind="stable")
-        gain, size = np.take_along_axis(gain, order, 1), np.take_along_axis(size, order, 1)
-        before = np.cumsum(size, axis=1) - size
-        share = np.clip((max(0.0, memory_bytes) - before) / np.maximum(size, 1e-9), 0.0, 1.0)
+        worth = -gain / np.maximum(size, 1e-9)
+        order = worth.argsort(axis=1, kind="stable") + (np.arange(len(worth)) * worth.shape[1])[:, None]
+        gain, size = gain.ravel()[order], size.ravel()[order]
+        before = size.cumsum(axis=1) - size
+        share = np.minimum(np.maximum((max(0.0, memory_bytes) - before) / np.maximum(size, 1e-9), 0.0), 1.0)
         return np.asarray((np.maximum(gain, 0.0) * share).sum(axis=1), dtype=np.float64)
-
-
-def _priced(price: FloatArray, upload: FloatArray) -> FloatArray:
-    """price * upload, where infinity stays infinite at a price of zero."""
-    with np.errstate(invalid="ignore"):
-        return np.where(np.isinf(upload), np.inf, price * np.where(np.isinf(upload), 0.0, upload))

@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from itertools import groupby, islice, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +24,10 @@ from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT, RING_PIECES, STREAM, 
 from .counts import counted_states
 from .exact import MAX_UNITS, improve_exactly
 from .improve import Improver
-from .pipeline import IntArray, hop_times
-from .problem import SMALL_UNITS, Solution, StateArray, Task, on_cpu, ring_for, simulate, state_bytes
+from .pipeline import IntArray, ModeArray
+from .problem import SMALL_UNITS, Solution, StateArray, Task, kept_bytes, on_cpu, rings_for, simulate
 from .relax import ROUNDS, Relaxation, relax
-from .streaming import Streaming, TierOrder, streaming
+from .streaming import Streaming, TierOrders
 
 MIN_REACH_SHARE = 0.15  # scratch below this share of the budget is no reason to do without a tier
 FINALISTS = 3  # proposals that are simulated, at least
@@ -37,14 +39,22 @@ FINALIST_ROWS = 13  # simulated steps of a finalist and tier, at most
 
 @dataclass(frozen=True)
 class _Proposal:
-    """``spared``: what the resident set was to leave for the ring; ``ring_bytes``: what it left."""
+    """``spared``: what the resident set was to leave for the ring; ``ring_bytes``: what it left.
+
+    ``cases``: of ``streaming``, one for each tier that uses the device.
+    """
 
     state: StateArray
     spared: int
     ring_bytes: int
     reach: int
-    estimate: float = 0.0
-    tiers: tuple[tuple[int, Streaming], ...] = field(default=(), repr=False)
+    streaming: Streaming | None = field(default=None, repr=False)
+    cases: tuple[int, ...] = ()
+
+    def tried(self) -> list[tuple[int, int]]:
+        """(case, streamed sub-layers) worth simulating."""
+        plan = self.streaming
+        return [(case, n) for case in self.cases for n in plan.counts(case)] if plan is not None else []
 
 
 def search(task: Task, keep: StateArray | None = None) -> Solution:
@@ -53,7 +63,7 @@ def search(task: Task, keep: StateArray | None = None) -> Solution:
     Never above the budget. All on the CPU where nothing fits, or where the device does not help.
     """
     best = on_cpu(task)
-    orders = {int(t): TierOrder.of(task.costs, int(t)) for t in np.flatnonzero(task.weights > 0)}
+    orders = TierOrders.of(task.costs)
     relaxed = {reach: _relaxed(task, reach) for reach in _reaches(task)}
     bound = min([best.objective, *(r.bound_ns for r in relaxed.values())])
     finalists = _finalists(task, orders, relaxed, keep)
@@ -62,7 +72,7 @@ def search(task: Task, keep: StateArray | None = None) -> Solution:
     best = min([best, *improved], key=lambda s: s.objective)
     if keep is None and 0 < task.costs.n_units <= MAX_UNITS:
         best = improve_exactly(task, best, [r for r in range(1, task.costs.n_tiers + 1) if task.room(r) > 0])
-    best = _all_tiers(task, best)
+    best = _all_tiers(task, orders, best)
     return replace(best, bound=min(bound, best.objective))
 
 
@@ -76,9 +86,7 @@ def _starts(task: Task, proposals: Sequence[_Proposal], found: Sequence[Solution
     return [*best.values(), *rest] if task.costs.n_units <= SMALL_UNITS else list(best.values())[:1]
 
 
-def _improved(
-    task: Task, starts: Sequence[Solution], orders: Mapping[int, TierOrder], *, exchange: bool
-) -> Iterator[Solution]:
+def _improved(task: Task, starts: Sequence[Solution], orders: TierOrders, *, exchange: bool) -> Iterator[Solution]:
     """One start after the other, the most promising first, until the effort is used up."""
     rows = task.effort // (2 * max(1, task.costs.n_units))
     for start in starts:
@@ -90,7 +98,7 @@ def _improved(
 
 
 def _finalists(
-    task: Task, orders: Mapping[int, TierOrder], relaxed: Mapping[int, Relaxation], keep: StateArray | None
+    task: Task, orders: TierOrders, relaxed: Mapping[int, Relaxation], keep: StateArray | None
 ) -> list[_Proposal]:
     """The proposals of least estimate. Half of the effort goes into them."""
     rows = FINALIST_ROWS * max(1, int((task.weights > 0).sum()))
@@ -112,9 +120,10 @@ def _without_kv_streaming(task: Task) -> Task:
     return replace(task, costs=replace(task.costs, capabilities=capabilities))
 
 
-def _least(task: Task, orders: Mapping[int, TierOrder], proposals: Iterable[_Proposal], count: int) -> list[_Proposal]:
-    estimated = (_estimated(task, orders, proposal) for proposal in _distinct(proposals))
-    return sorted(estimated, key=lambda p: p.estimate)[:count]
+def _least(task: Task, orders: TierOrders, proposals: Iterable[_Proposal], count: int) -> list[_Proposal]:
+    found = _streamed(task.costs, orders, _distinct(proposals), np.flatnonzero(task.weights > 0))
+    estimates = _estimates(task, orders, found)
+    return [found[i] for i in sorted(range(len(found)), key=lambda i: estimates[i])[:count]]
 
 
 def _reaches(task: Task) -> list[int]:
@@ -145,35 +154,41 @@ class _Order:
     state: NDArray[np.int8]
     extra: IntArray
 
+    @cached_property
+    def total(self) -> IntArray:
+        return np.cumsum(self.extra)
+
     def filled(self, n_units: int, room: int) -> StateArray:
         """Takes in order whatever still fits."""
         state = np.zeros(n_units, dtype=np.int8)
-        at = 0
-        while at < len(self.unit):
-            total = np.cumsum(self.extra[at:])
+        at, total = np.arange(len(self.unit)), self.total
+        while len(at):
             count = int(np.searchsorted(total, room, side="right"))
-            np.maximum.at(state, self.unit[at : at + count], self.state[at : at + count])
+            state[self.unit[at[:count]]] = self.state[at[:count]]  # a unit's cache comes before all of it
             room -= int(total[count - 1]) if count else 0
-            later = np.flatnonzero(self.extra[at + count :] <= room)
-            if not len(later):
-                break
-            at += count + int(later[0])
+            at = at[count:]
+            at = at[self.extra[at] <= room]
+            total = np.cumsum(self.extra[at])
         return state
 
 
 def _proposals(
     task: Task, reach: int, relaxed: Relaxation, keep: StateArray | None, *, counted: bool = True
-) -> Iterator[_Proposal]:
+) -> list[_Proposal]:
     room, n_units = task.room(reach), task.costs.n_units
     states: list[tuple[StateArray, int]] = [] if keep is None else [(keep, 0)]
     if keep is None:
         rings = _ring_sizes(task, room)
         states = [(order.filled(n_units, room - ring), ring) for order in _orders(task, relaxed) for ring in rings]
         if counted:
-            states += [(state, ring) for ring in rings for state in counted_states(task.costs, room - ring)]
-    for state, spared in states:
-        if state_bytes(task.costs, state) <= room:
-            yield _Proposal(state, spared, ring_for(task, state, reach), reach)
+            found = counted_states(task.costs, [room - ring for ring in rings])
+            states += [(state, rings[i]) for i, state in found]
+    if not states:
+        return []
+    every = np.array([state for state, _ in states])
+    fits, rings_left = kept_bytes(task.costs, every) <= room, rings_for(task, every, reach).tolist()
+    zipped = zip(states, fits.tolist(), rings_left, strict=True)
+    return [_Proposal(state, spared, left, reach) for (state, spared), fit, left in zipped if fit]
 
 
 def _ring_sizes(task: Task, room: int) -> list[int]:
@@ -199,9 +214,8 @@ def _few(values: NDArray[np.int64], bound: int, count: int) -> list[int]:
 def _orders(task: Task, relaxed: Relaxation) -> Iterator[_Order]:
     """By the relaxation's prices, equals side by side or spread; by the first tier's own gain; whole layers."""
     costs, last_first = task.costs, np.arange(task.costs.n_units)[::-1]
-    spread = np.array([_reversed_bits(i) for i in range(costs.n_units)])
     yield _by_price(costs, relaxed.saving, last_first)
-    yield _by_price(costs, relaxed.saving, spread)
+    yield _by_price(costs, relaxed.saving, _reversed_bits(costs.n_units))
     everything = np.full(costs.n_units, EVERYTHING, dtype=np.int8)
     yield _Order(last_first, everything, (costs.weight_bytes + costs.kv_bytes)[last_first])
     for tier in np.flatnonzero(task.weights > 0)[:1]:
@@ -222,9 +236,10 @@ def _by_price(costs: Costs, saving: FloatArray, tie: NDArray[np.int64]) -> _Orde
     return _Order(order % n, np.where(order < n, KV, EVERYTHING).astype(np.int8), extra[order])
 
 
-def _reversed_bits(value: int) -> int:
+@cache
+def _reversed_bits(count: int) -> IntArray:
     """Van der Corput's sequence: every prefix of the resulting order is spread about evenly."""
-    return int(f"{value:012b}"[::-1], 2)
+    return np.array([int(f"{value:012b}"[::-1], 2) for value in range(count)], dtype=np.int64)
 
 
 def _distinct(proposals: Iterable[_Proposal]) -> list[_Proposal]:
@@ -237,37 +252,47 @@ def _distinct(proposals: Iterable[_Proposal]) -> list[_Proposal]:
 # -- estimates and simulation ------------------------------------------------------------
 
 
-def _estimated(task: Task, orders: Mapping[int, TierOrder], proposal: _Proposal) -> _Proposal:
-    total, tiers = 0.0, []
-    for tier, order in orders.items():
-        time = order.chain
-        if tier < proposal.reach:
-            plan = streaming(task.costs, order, proposal.state, proposal.ring_bytes)
-            tiers.append((tier, plan))
-            time = float(plan.times.min()) + _hops(task.costs, tier, plan)
-        total += time * float(task.weights[tier])
-    return replace(proposal, estimate=total, tiers=tuple(tiers))
+def _streamed(costs: Costs, orders: TierOrders, proposals: Sequence[_Proposal], planned: IntArray) -> list[_Proposal]:
+    """The same, and what each would stream in those tiers."""
+    pairs = [(i, tier) for i, p in enumerate(proposals) for tier in planned.tolist() if tier < p.reach]
+    if not pairs:
+        return list(proposals)
+    states, rings = np.array([p.state for p in proposals]), np.array([p.ring_bytes for p in proposals])
+    sets, tiers = np.array(pairs, dtype=np.int64).T
+    plan, ends = Streaming(costs, orders, states, rings, sets, tiers), np.searchsorted(sets, np.arange(len(states) + 1))
+    cases = [tuple(range(a, b)) for a, b in pairwise(ends.tolist())]
+    return [replace(p, streaming=plan, cases=case) for p, case in zip(proposals, cases, strict=True)]
 
 
-def _hops(costs: Costs, tier: int, plan: Streaming) -> float:
-    row = plan.row(int(np.argmin(plan.times)))
-    return float(hop_times(costs, np.array([tier]), row[None])[0])
+def _estimates(task: Task, orders: TierOrders, proposals: Sequence[_Proposal]) -> list[float]:
+    """Of each proposal the expected work's time; tiers beyond its reach run on the CPU. All of one ``Streaming``."""
+    times = np.tile(orders.chain, (len(proposals), 1))
+    plan = proposals[0].streaming if proposals else None
+    if plan is not None:
+        times[plan.sets, plan.tiers] = plan.least + plan.hops()
+    weighted = (times * task.weights).T[task.weights > 0]
+    return [float(estimate) for estimate in sum(weighted, np.zeros(len(proposals)))]
 
 
 def _simulated(task: Task, proposals: Sequence[_Proposal]) -> list[Solution]:
     """All proposals in one run of the pipeline; each with its best count of streamed sub-layers in every tier."""
-    rows = [(p, tier, plan.row(n)) for p in proposals for tier, plan in p.tiers for n in plan.counts()]
-    if not rows:
+    tried = [p.tried() for p in proposals]
+    if not any(tried):
         return [on_cpu(task) for _ in proposals]
-    timed = list(zip(rows, _times(task, rows), strict=True))
-    return [_best_of(task, p, [(t, m, x) for (q, t, m), x in timed if q is p]) for p in proposals]
+    tiers, modes = _rows(proposals, tried)
+    rings = np.repeat([p.ring_bytes for p in proposals], [len(rows) for rows in tried])
+    timed = zip(tiers.tolist(), modes, simulate(task.costs, tiers, modes, rings).tolist(), strict=True)
+    return [_best_of(task, p, list(islice(timed, len(rows)))) for p, rows in zip(proposals, tried, strict=True)]
 
 
-def _times(task: Task, rows: Sequence[tuple[_Proposal, int, NDArray[np.uint8]]]) -> list[float]:
-    tiers = np.array([tier for _, tier, _ in rows])
-    rings = np.array([p.ring_bytes for p, _, _ in rows])
-    times = simulate(task.costs, tiers, np.array([modes for _, _, modes in rows]), rings)
-    return [float(time) for time in times]
+def _rows(proposals: Sequence[_Proposal], tried: Sequence[Sequence[tuple[int, int]]]) -> tuple[IntArray, ModeArray]:
+    """Tiers and modes of all (case, count) pairs of all proposals."""
+    parts = []
+    for plan, group in groupby(zip(proposals, tried, strict=True), key=lambda pair: pair[0].streaming):
+        case, count = np.array([row for _, rows in group for row in rows], dtype=np.int64).reshape(-1, 2).T
+        if plan is not None:
+            parts.append((plan.tiers[case], plan.rows(case, count)))
+    return np.concatenate([tiers for tiers, _ in parts]), np.concatenate([modes for _, modes in parts])
 
 
 def _best_of(task: Task, proposal: _Proposal, rows: Sequence[tuple[int, NDArray[np.uint8], float]]) -> Solution:
@@ -280,13 +305,14 @@ def _best_of(task: Task, proposal: _Proposal, rows: Sequence[tuple[int, NDArray[
     return Solution(proposal.state, modes, proposal.ring_bytes, proposal.reach, times, objective, 0.0)
 
 
-def _all_tiers(task: Task, best: Solution) -> Solution:
+def _all_tiers(task: Task, orders: TierOrders, best: Solution) -> Solution:
     """Plans the tiers that the expected work does not name too, with the resident set as it is."""
-    others = [int(t) for t in np.flatnonzero(task.weights <= 0) if t < best.reach]
-    plans = tuple((t, streaming(task.costs, TierOrder.of(task.costs, t), best.state, best.ring_bytes)) for t in others)
-    if not plans:
+    others = np.flatnonzero(task.weights <= 0)
+    others = others[others < best.reach]
+    if not len(others):
         return _trimmed(task, best)
-    found = _simulated(task, [_Proposal(best.state, 0, best.ring_bytes, best.reach, tiers=plans)])
+    proposal = _Proposal(best.state, 0, best.ring_bytes, best.reach)
+    found = _simulated(task, _streamed(task.costs, orders, [proposal], others))
     chosen = np.where(task.weights > 0, best.times, found[0].times)
     modes = np.where(task.weights[:, None] > 0, best.modes, found[0].modes)
     return _trimmed(task, replace(best, times=chosen, modes=modes))
