@@ -24,7 +24,7 @@ from xlm.protocol.link import ExpertPolicy, ExpertStats, ModelFacts, SubLayer
 from .costs import RESIDENT, STREAM, STREAM_KV, Costs, FloatArray, TierPoint
 from .hardware import Machine
 from .kernels import Kernels
-from .work import Experts, ModelWork, Unit
+from .work import F32_BYTES, Experts, ModelWork, Unit
 
 FEW_TOKENS: Final = 4  # steps of up to so many may compute misses on the CPU
 PART_PADDING_BYTES: Final = 4096  # alignment, and what kernels read beyond a matrix
@@ -76,9 +76,10 @@ def missing(op: Experts, tokens: float, hit: float, slots: int) -> float:
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one expert of a layer, ns; the fields of ExpertPolicy."""
+    """Of one expert of a layer, ns; the fields of ExpertPolicy. ``joined``: its upload right behind its neighbour's."""
 
     upload: float
+    joined: float
     cpu: float
     cpu_token: float
     cpu_fixed: float
@@ -91,17 +92,37 @@ class Rates:
 
 
 def rates(layer: Layer, kernels: Kernels, machine: Machine, hop_ns: float) -> Rates:
-    """What the native part decides by: an expert over the link, or on the CPU."""
+    """What the native part decides by: an expert over the link, matrix by matrix, or on the CPU, from where each row
+    of the result goes to the device alone."""
     ops = layer.unit.experts
     one = sum(kernels.experts("cpu", op, 1.0) / op.n_used for op in ops)
     four = sum(kernels.experts("cpu", op, 4.0) / op.n_used for op in ops)
-    upload = 1e9 * layer.facts.expert_bytes / machine.link_bytes_s + machine.link_latency_ns
-    return Rates(upload, max(1.0, one), max(0.0, (four - one) / 3.0), 2.0 * hop_ns)
+    joined = 1e9 * layer.facts.expert_bytes / machine.link_bytes_s
+    upload = joined + len(ops) * machine.link_latency_ns
+    row = machine.link_latency_ns + 1e9 * F32_BYTES * min((op.n for op in ops), default=0) / machine.link_bytes_s
+    fixed = 2.0 * hop_ns + _around_products_ns(layer.unit, kernels)
+    return Rates(upload, joined, max(1.0, one) + row, max(0.0, (four - one) / 3.0) + row, fixed)
 
 
-def miss_ns(rates_: Rates, count: float, tokens: float) -> float:
-    """Shortest way to ``count`` missing experts: some uploaded, the others on the CPU beside that."""
-    uploads = count * rates_.upload
+def _around_products_ns(unit: Unit, kernels: Kernels) -> float:
+    """What the CPU runs beside an expert's products: each gathers its rows and puts its results in their places; and
+    the gate between them."""
+    moves = sum(
+        kernels.small("cpu", "GET_ROWS", op.k, 1.0) + kernels.small("cpu", "CPY", op.n, 1.0) for op in unit.experts
+    )
+    return moves + sum(kernels.small("cpu", op, row, 1.0) for op, row in unit.small_ops if op == "SWIGLU")
+
+
+def wait_ns(machine: Machine) -> float:
+    """Once a layer and step: the router's ids and the layer's input come to the host, which wakes and says what is
+    where. Nothing of the layer's experts can begin before."""
+    return machine.host_sync_ns + 3.0 * machine.link_latency_ns
+
+
+def miss_ns(rates_: Rates, count: float, tokens: float, share: float) -> float:
+    """Shortest way to ``count`` missing experts: some uploaded, the others on the CPU beside that. ``share`` of all:
+    so often an expert's neighbour comes too, and one copy brings both."""
+    uploads = count * (share * rates_.joined + (1.0 - share) * rates_.upload)
     if tokens > FEW_TOKENS:
         return uploads
     on_cpu = rates_.cpu + (tokens - 1.0) * rates_.cpu_token
@@ -109,16 +130,16 @@ def miss_ns(rates_: Rates, count: float, tokens: float) -> float:
     return min(uploads, both, rates_.cpu_fixed + count * on_cpu)
 
 
-def layer_ns(layer: Layer, rates_: Rates, point: TierPoint, slots: int, wait_ns: float) -> float:
-    """What a layer's misses add to its time on the device; ``wait_ns``: for the router's ids, once a layer."""
+def layer_ns(layer: Layer, rates_: Rates, point: TierPoint, slots: int, wait: float) -> float:
+    """What a layer's misses add to its time on the device; ``wait``: ns for the router's ids, once a layer."""
     if slots >= layer.count:
         return 0.0
     absent = missing(layer.unit.experts[0], float(point.tokens), float(layer.coverage[slots]), slots)
-    return wait_ns + miss_ns(rates_, absent, float(point.tokens))
+    return wait + miss_ns(rates_, absent, float(point.tokens), absent / layer.count)
 
 
 def with_slots(
-    costs: Costs, found: Sequence[Layer], slots: Mapping[int, int], rates_: Sequence[Rates], wait_ns: float
+    costs: Costs, found: Sequence[Layer], slots: Mapping[int, int], rates_: Sequence[Rates], wait: float
 ) -> Costs:
     """Costs in which streamed experts come one by one: nothing is known of them before the router, so that nothing is
     uploaded ahead; their misses are part of their own time."""
@@ -126,7 +147,7 @@ def with_slots(
     for layer, rate in zip(found, rates_, strict=True):
         for t, point in enumerate(costs.points):
             alone = compute[t, RESIDENT, layer.at]
-            whole = alone + layer_ns(layer, rate, point, slots.get(layer.unit.index, 0), wait_ns)
+            whole = alone + layer_ns(layer, rate, point, slots.get(layer.unit.index, 0), wait)
             for mode in (STREAM, STREAM_KV):
                 compute[t, mode, layer.at] = busy[t, mode, layer.at] = whole
                 upload[t, mode, layer.at] = 0.0

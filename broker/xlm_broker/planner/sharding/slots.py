@@ -11,7 +11,7 @@ import numpy as np
 from xlm.protocol.link import ExpertStats, ModelFacts
 
 from .costs import EVERYTHING, STREAM, STREAM_KV, Costs
-from .experts import Layer, Rates, layers, rates, shared_out, with_slots
+from .experts import Layer, Rates, layers, rates, shared_out, wait_ns, with_slots
 from .plan import Plan, Planning, make_plan
 from .problem import search_efforts
 
@@ -25,7 +25,7 @@ class ExpertPlans:
         self.layers = layers(model, planning.work, routing)
         self._plain = planning
         hop_ns = float(planning.costs.hop_up[0]) if len(planning.costs.hop_up) else 0.0
-        self._wait_ns = planning.machine.host_sync_ns
+        self._wait_ns = wait_ns(planning.machine)
         self._rates = [rates(layer, planning.kernels, planning.machine, hop_ns) for layer in self.layers]
         self.planning = self._with({})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 
 import numpy as np
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 
 from xlm.protocol.link import CPU, RESIDENT, STREAM, DeviceFacts, ExpertStats, ModelFacts, Schedule
 from xlm_broker.planner.sharding import CardRates, ShardingPlanner
-from xlm_broker.planner.sharding.experts import coverage, missing
+from xlm_broker.planner.sharding.experts import coverage, layers, miss_ns, missing, rates, wait_ns
 from xlm_broker.planner.sharding.predict import predicted_step
 from xlm_broker.planner.sharding.work import Experts
 
@@ -88,6 +89,20 @@ def test_misses_of_small_and_large_steps() -> None:
     assert missing(op, 1, 1.0, E) == 0
     many = [missing(op, t, 0.75, 16) for t in (1, 4, 16, 64)]
     assert many == sorted(many)
+
+
+def test_a_miss_pays_for_each_of_its_copies() -> None:
+    planning = ShardingPlanner(card=CARD).planning(MODEL, DEVICE)
+    layer, machine = layers(MODEL, planning.work)[0], planning.machine
+    later = dataclasses.replace(machine, link_latency_ns=machine.link_latency_ns + 1000.0)
+    quick, slow = (rates(layer, planning.kernels, one, hop_ns=0.0) for one in (machine, later))
+    assert slow.upload - quick.upload == pytest.approx(1000 * len(layer.unit.experts))  # its matrices
+    assert slow.joined == quick.joined
+    assert slow.cpu - quick.cpu == pytest.approx(1000)  # its row of the result
+    assert wait_ns(later) - wait_ns(machine) == pytest.approx(3000)
+    many = E * slow.upload
+    assert miss_ns(slow, E, 512, share=0.0) == pytest.approx(many)
+    assert miss_ns(slow, E, 512, share=1.0) == pytest.approx(E * slow.joined)
 
 
 @settings(max_examples=8, deadline=None)
