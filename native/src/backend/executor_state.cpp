@@ -83,7 +83,8 @@ State & Executor::state_of(const GraphInfo & info, int write) {
 }
 
 // KV rows go home while the next sub-layers compute, those of some sub-layers together: each transfer wakes
-// somebody. State that a replay would read must stay as it was until the graph is through; caches in the ring are not
+// somebody. Where the host reads a router's ids they go behind them, so that the next ids have few before them.
+// State that a replay would read must stay as it was until the graph is through; caches in the ring are not
 // such (plan_kv.cpp), and cannot wait.
 bool Executor::write_back(const GraphInfo & info, const Segment & segment) {
     bool waits = false;
@@ -98,7 +99,8 @@ bool Executor::write_back(const GraphInfo & info, const Segment & segment) {
         waits = true;
         if (!download_rows(state, state_ranges_[static_cast<size_t>(w)], Stream::download)) return false;
     }
-    if (!info.replayable || unflushed_writes_.size() < kWritesAtOnce || !ahead_.newest()) return true;
+    const size_t at_once = segment.experts >= 0 ? 1 : kWritesAtOnce;
+    if (!info.replayable || unflushed_writes_.size() < at_once || !ahead_.newest()) return true;
     return core_.inner.wait(Stream::download, ahead_.newest()) && flush_writes(info, Stream::download);
 }
 
