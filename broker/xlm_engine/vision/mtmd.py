@@ -111,9 +111,12 @@ class Projector:
             words = lines[-1] if lines else f"status {status}"
             raise ImageError(f"the model cannot take this image: {words}", code="image_unsupported")
 
+    def is_image(self, chunk: Any) -> bool:
+        return bool(M.mtmd_input_chunk_get_type(chunk) != M.MTMD_INPUT_CHUNK_TYPE_TEXT)
+
     def part(self, chunk: Any) -> Part:
         """What a chunk is, without its pixels."""
-        if M.mtmd_input_chunk_get_type(chunk) == M.MTMD_INPUT_CHUNK_TYPE_TEXT:
+        if not self.is_image(chunk):
             return self._text(chunk)
         n_tokens = M.mtmd_input_chunk_get_n_tokens(chunk)
         at_0, at_1 = self._positions(chunk, n_tokens, 0), self._positions(chunk, n_tokens, 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -72,6 +73,7 @@ class VisionTower:
         self._at_work = 0  # gen_id whose image is being encoded; 0: none
         self._aborted = False
         self._phase_open = False
+        self._scaled: Final = _Scaled(self._projector)
         self.n_encoded = 0
         self.n_reused = 0
 
@@ -98,6 +100,7 @@ class VisionTower:
 
     def close(self) -> None:
         self._seen.clear()
+        self._scaled.let_go()
         self._projector.close()
 
     # -- what an image is
@@ -174,21 +177,19 @@ class VisionTower:
         self._phase_open = True
         seen.embeddings[run] = self._encode(seen, run, gen_id)
         if seen.encoded:
+            self._scaled.let_go()
             seen.image = None
             self.n_encoded += 1
         return True
 
     def _encode(self, seen: Seen, run: int, gen_id: int) -> Embeddings:
-        if seen.image is None:
-            raise ImageError("an image of the conversation is gone", code="image_unknown")
-        with self._projector.chunks(seen.image) as chunks:
-            parts = [self._projector.part(chunk) for chunk in chunks]
-            at = [index for index, part in enumerate(parts) if isinstance(part, ImagePart)][run]
-            try:
-                return self._compute(chunks[at], seen.runs[run].n_tokens, gen_id)
-            except EncodeFailed as error:  # a lost device: from now on it runs on the CPU
-                logs.logger().warning("an image is encoded again", error=error.message)
-                return self._compute(chunks[at], seen.runs[run].n_tokens, gen_id)
+        chunk = self._scaled.chunk(seen, run)
+        n_tokens = seen.runs[run].n_tokens
+        try:
+            return self._compute(chunk, n_tokens, gen_id)
+        except EncodeFailed as error:  # a lost device: from now on it runs on the CPU
+            logs.logger().warning("an image is encoded again", error=error.message)
+            return self._compute(chunk, n_tokens, gen_id)
 
     def _compute(self, chunk: Any, n_tokens: int, gen_id: int) -> Embeddings:
         with self._lock:
@@ -213,8 +214,34 @@ class VisionTower:
 
     def end_phase(self) -> bool:
         """The last image is encoded: the device is the language model's again. False: it was already."""
+        self._scaled.let_go()
         if not self._phase_open:
             return False
         self._phase_open = False
         self._device.end_vision()
         return True
+
+
+class _Scaled:
+    """The image being encoded as libmtmd scaled it, kept for all of its parts: scaling it again takes as long again."""
+
+    def __init__(self, projector: Projector) -> None:
+        self._projector: Final = projector
+        self._of: Seen | None = None
+        self._chunks: list[Any] = []  # one for each part of the image
+        self._held = ExitStack()
+
+    def chunk(self, seen: Seen, run: int) -> Any:
+        """libmtmd's chunk of a part, valid until ``let_go`` or another image."""
+        if self._of is not seen:
+            self.let_go()
+            if seen.image is None:
+                raise ImageError("an image of the conversation is gone", code="image_unknown")
+            chunks = self._held.enter_context(self._projector.chunks(seen.image))
+            self._chunks = [chunk for chunk in chunks if self._projector.is_image(chunk)]
+            self._of = seen
+        return self._chunks[run]
+
+    def let_go(self) -> None:
+        self._of, self._chunks = None, []
+        self._held.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,6 +12,7 @@ from tests.integration.engine.vision_rig import Rig, rig
 from tests.support.stock_vlm import marker, stock_vlm
 from tests.support.vlm import Files, frame, write_vlm
 from xlm_engine.vision.image import Image
+from xlm_engine.vision.mtmd import Projector
 
 MIB = 1 << 20
 SIZE = (854, 480)
@@ -32,6 +36,22 @@ def encoded(engine: Rig, image: Image) -> list[np.ndarray | None]:
         pass
     vision.end_phase()
     return list(seen.embeddings)
+
+
+def test_an_image_is_scaled_once_for_all_its_slices(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    image, chunks = Image.from_rgb8(frame(*SIZE), *SIZE), Projector.chunks
+    scaled: list[bytes] = []
+
+    def counted(self: Projector, image: Image) -> AbstractContextManager[list[Any]]:
+        scaled.extend([image.rgb8] if image.rgb8 else [])
+        return chunks(self, image)
+
+    monkeypatch.setattr(Projector, "chunks", counted)
+    with rig(files) as engine:
+        assert len(encoded(engine, image)) > 4
+        assert scaled == [image.rgb8]
+        encoded(engine, image)  # let go of, not kept for ever
+        assert scaled == [image.rgb8] * 2
 
 
 def test_slices_and_answers_are_those_of_stock(files: Files) -> None:
