@@ -142,11 +142,17 @@ def reclaims(files: Files, resolution: str, rounds: int, limit_s: float = math.i
 
 def _take_budgets(engine: Rig, rounds: int, ends: float, taken: list[int]) -> None:
     while len(taken) < rounds and time.monotonic() < ends:
-        before = engine.device.stats()["n_segments_device"]
-        while engine.device.stats()["n_segments_device"] == before:
+        before = _given(engine)
+        while _given(engine) == before:
             time.sleep(0.0005)
         taken.append(engine.device.set_budget(0, 10**11).release_ns)
         engine.device.set_budget(1 << 30, 10**10)
+
+
+def _given(engine: Rig) -> int:
+    """Pieces of work that the device was given."""
+    stats = engine.device.stats()
+    return stats["n_segments_device"] + stats["n_patch_tiles"] + stats["n_attention_tiles"]
 
 
 def encode(engine: Rig, image: Image) -> None:

@@ -27,6 +27,6 @@ xlm_backend_suite(backend_graph 1200
 xlm_backend_suite(backend_experts 1200
   forms traffic prefill placements no_memory other_form resize settle budgets reclaim storm pestered allocations lost abort models bad_calls)
 xlm_backend_suite(backend_kv 300 streamed rings another_ring switched restored aborted contexts reclaims pestered lost)
-xlm_backend_suite(backend_vision 1200 budgets picture views storm pestered return)
+xlm_backend_suite(backend_vision 1200 budgets picture views storm pestered kept return)
 
 set_tests_properties(backend_experts_forms PROPERTIES COST 20) # side by side (ctest -j), the longest one first

@@ -301,6 +301,35 @@ void test_request_at_every_border() {
     CHECK(stats().n_attention_tiles > before);
 }
 
+// What of a patch embedding or of attention in tiles was computed before a reclaim is not computed again.
+void test_parts_are_kept() {
+    Towers towers(4, 60);
+    set_budget(kPlenty);
+    place_tower(XLM_PLACE_RESIDENT, 64 << 10);
+    CHECK(towers.same());
+    const auto parts_of_an_image = [&] {
+        const xlm_stats before = stats();
+        CHECK(towers.same());
+        const xlm_stats after = stats();
+        return std::make_pair(after.n_patch_tiles - before.n_patch_tiles,
+                              after.n_attention_tiles - before.n_attention_tiles);
+    };
+    const auto alone = parts_of_an_image();
+    CHECK(alone.first > 1);
+    CHECK(alone.second > 1);
+    const uint64_t interrupted = stats().bytes_activations_down;
+    CHECK(towers.same());
+    const uint64_t brought_home = stats().bytes_activations_down - interrupted;
+    const Pester pester;
+    bool kept = false;
+    for (int i = 0; i < 50 && !(kept && i >= 5); i++) {
+        const uint64_t before = stats().bytes_activations_down;
+        CHECK(parts_of_an_image() == alone);
+        kept |= stats().bytes_activations_down - before > brought_home;
+    }
+    CHECK(kept); // some of them gave way
+}
+
 // A budget that comes back in the middle of an image is used for the rest of it, and by the next one from the start.
 void test_return_of_the_budget() {
     Towers towers(6, 40);
@@ -329,7 +358,8 @@ int main(int argc, char ** argv) {
     constexpr Case cases[] = {
         {"budgets", test_every_placement_and_budget}, {"picture", test_picture_is_sent_once},
         {"views", test_view_of_a_dropped_weight},     {"storm", test_storm_of_budgets},
-        {"pestered", test_request_at_every_border},   {"return", test_return_of_the_budget},
+        {"pestered", test_request_at_every_border},   {"kept", test_parts_are_kept},
+        {"return", test_return_of_the_budget},
     };
     return run_cases(argc, argv, cases);
 }

@@ -138,6 +138,7 @@ ggml_status Executor::run_locked(ggml_cgraph & graph) {
     PlanLimits limits = limits_for(info, n_tokens);
     experts_.begin_graph();
     masks_.begin_graph();
+    partial_ = {};
     on_host_.assign(info.roots.size(), 1);
     on_device_.assign(info.roots.size(), 0);
     host_state_changed_ = false;
@@ -201,7 +202,7 @@ ggml_status Executor::run_by_plans(ggml_cgraph & graph, Known & entry, uint32_t 
         const Outcome outcome = run_plan(graph, info, plan, limits);
         if (outcome != Outcome::done) core_.inner.drain(); // what it still reads must not be freed or written to
         ahead_.forget();
-        packed_positions_.clear();
+        on_their_way_.clear();
         if (outcome == Outcome::done) return GGML_STATUS_SUCCESS;
         if (outcome == Outcome::lost) return replay(graph, info);
         if (outcome == Outcome::aborted) return GGML_STATUS_ABORTED;
@@ -348,7 +349,7 @@ Executor::Outcome Executor::run_plan(ggml_cgraph & graph, const GraphInfo & info
         const Outcome outcome = segment.on_device            ? run_device_segment(graph, info, plan, segment, limits)
                                 : notes_masks(plan, segment) ? note_masks(graph, info, segment)
                                                              : run_cpu_segment(graph, info, plan, segment);
-        if (outcome == Outcome::interrupted) { // by a reclaim, before anything of it ran
+        if (outcome == Outcome::interrupted) { // by a reclaim, before anything of it ran or with that kept
             gave_way_at_ = segment.first;
             if (!give_way(info, plan, segment)) return Outcome::lost;
             continue;
@@ -378,6 +379,7 @@ bool Executor::serve_at_border(const GraphInfo & info, Plan & plan, const Segmen
 
 bool Executor::give_way(const GraphInfo & info, Plan & plan, const Segment & segment) {
     if (!canonicalise(info, plan, segment.first)) return false;
+    on_their_way_.clear(); // arrived
     core_.gate.serve_requests();
     return true;
 }
@@ -485,9 +487,10 @@ Executor::Outcome Executor::run_ordinary(ggml_cgraph & graph, const GraphInfo & 
     const Outcome prepared = prepare(info, plan, segment);
     if (prepared != Outcome::done) return prepared;
     if (segment.by_rows) return run_by_rows(graph, info, segment, limits);
-    if (!make_room(pace_of(segment), segment.cost, segment.n_units, limits)) return Outcome::lost;
+    const bool in_parts = segment.embeds || segment.tiled; // they make room for each
+    if (!in_parts && !make_room(pace_of(segment), segment.cost, segment.n_units, limits)) return Outcome::lost;
     if (wanted_back(segment)) return Outcome::interrupted; // while it waited: nothing more is queued before a reclaim
-    return submit(graph, info, plan, segment) ? Outcome::done : Outcome::lost;
+    return submit(graph, info, plan, segment, limits);
 }
 
 Executor::Outcome Executor::run_experts(ggml_cgraph & graph, const GraphInfo & info, Plan & plan,
@@ -500,15 +503,31 @@ Executor::Outcome Executor::run_experts(ggml_cgraph & graph, const GraphInfo & i
     }
 }
 
-bool Executor::submit(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment) {
+Executor::Outcome Executor::submit(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment,
+                                   const PlanLimits & limits) {
+    if (segment.embeds || segment.tiled) return submit_parts(graph, info, plan, segment, limits);
     bool ok = false;
     {
         const Patched patched(*this, segment);
-        ok = segment.tiled        ? compute_tiles(graph, info, plan, segment)
-             : segment.tile_units ? compute_patches(graph, info, plan, segment)
-                                  : compute_range(graph, segment.first, segment.last);
+        ok = segment.tile_units ? compute_patches(graph, info, segment)
+                                : compute_range(graph, segment.first, segment.last);
     }
-    return ok && note_submitted(segment);
+    return ok && note_submitted(segment) ? Outcome::done : Outcome::lost;
+}
+
+// What may take far longer than a reclaim should wait: it gives way between any two parts.
+Executor::Outcome Executor::submit_parts(ggml_cgraph & graph, const GraphInfo & info, Plan & plan,
+                                         const Segment & segment, const PlanLimits & limits) {
+    if (!restore_partial(plan, segment)) return Outcome::lost;
+    Outcome outcome;
+    {
+        const Patched patched(*this, segment);
+        outcome = segment.tiled ? compute_tiles(graph, info, plan, segment, limits)
+                                : embed_patches(graph, info, plan, segment, limits);
+    }
+    if (outcome == Outcome::interrupted && !keep_partial(info, plan, segment)) return Outcome::lost;
+    if (outcome == Outcome::done) core_.stats.n_segments_device++;
+    return outcome;
 }
 
 bool Executor::compute_range(ggml_cgraph & graph, int first, int last) {

@@ -101,9 +101,19 @@ private:
     bool compute_range(ggml_cgraph & graph, int first, int last); // of a patched segment
     bool note_submitted(const Segment & segment);
     ggml_status compute_on_cpu(ggml_cgraph & graph) { return cpu_->iface.graph_compute(cpu_, &graph); }
-    bool submit(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment);
-    bool compute_tiles(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment);
-    bool compute_patches(ggml_cgraph & graph, const GraphInfo & info, const Plan & plan, const Segment & segment);
+    Outcome submit(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment,
+                   const PlanLimits & limits);
+    Outcome submit_parts(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment,
+                         const PlanLimits & limits);
+    Outcome compute_tiles(ggml_cgraph & graph, const GraphInfo & info, const Plan & plan, const Segment & segment,
+                          const PlanLimits & limits);
+    bool compute_patches(ggml_cgraph & graph, const GraphInfo & info, const Segment & segment);
+    Outcome embed_patches(ggml_cgraph & graph, const GraphInfo & info, const Plan & plan, const Segment & segment,
+                          const PlanLimits & limits);
+    Outcome before_part(Pace & pace, uint64_t cost, bool first, const PlanLimits & limits);
+    bool part_submitted(Pace & pace, uint64_t cost);
+    bool restore_partial(Plan & plan, const Segment & segment);
+    bool keep_partial(const GraphInfo & info, Plan & plan, const Segment & segment);
     const ggml_tensor * packed_positions(const ggml_cgraph & graph, const GraphInfo & info, const Segment & segment);
     bool send_positions(const ggml_tensor & positions, ggml_tensor & part, int64_t first, int64_t count,
                         int64_t n_units);
@@ -136,7 +146,14 @@ private:
     Pace *pace_ = nullptr, *stream_pace_ = nullptr;
     ExpertRunner experts_{core_, *this};
     HostMasks masks_;
-    std::deque<std::vector<char>> packed_positions_; // on their way to the device
+    std::deque<std::vector<char>> on_their_way_; // to the device: must stay until it was waited for
+    // What of a segment in parts was computed when it gave way. Not in the results' places on the host: before they are
+    // whole, those may be other tensors'.
+    struct Partial {
+        int first = -1, last = -1;                                // nodes of the segment
+        int64_t done = 0;                                         // units of patches, or queries
+        std::vector<std::pair<size_t, std::vector<char>>> kept{}; // roots
+    } partial_;
     ggml_tensor host_positions_{};
     struct VisionPaces {
         Pace plain, embedding, tiled_attention; // the last two send the picture and masks along

@@ -3,6 +3,7 @@
 #include "executor.hpp"
 
 #include <optional>
+#include <utility>
 
 namespace xlm {
 
@@ -21,6 +22,24 @@ void as_mask(ggml_tensor & mask, const ggml_tensor & stage, const AttentionTile 
     mask.ne[1] = tile.n_queries;
     mask.nb[1] = static_cast<size_t>(tile.n_keys) * 2;
     mask.nb[2] = mask.nb[3] = mask.nb[1] * static_cast<size_t>(tile.n_queries);
+}
+
+int tiled_node(const GraphInfo & info, const Segment & segment) {
+    int at = segment.first;
+    while (!info.nodes[static_cast<size_t>(at)].tiled)
+        at++;
+    return at;
+}
+
+// Roots that parts of a segment add to.
+std::vector<size_t> results_in_parts(const GraphInfo & info, const Segment & segment) {
+    const auto root_of = [&](int node) { return static_cast<size_t>(info.nodes[static_cast<size_t>(node)].root); };
+    if (segment.tiled) return {root_of(tiled_node(info, segment))};
+    std::vector<size_t> roots;
+    for (const PatchEmbedding & embedding : info.runs[static_cast<size_t>(segment.run)].embeddings)
+        if (embedding.columns >= segment.first && embedding.last() <= segment.last)
+            roots.push_back(root_of(embedding.last()));
+    return roots;
 }
 
 } // namespace
@@ -113,17 +132,23 @@ void Executor::write_noted_masks(const GraphInfo & info, const Segment & segment
 }
 
 // The stream keeps its order: a tile's mask is overwritten only after the tile was computed.
-bool Executor::compute_tiles(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment) {
-    int at = segment.first;
-    while (!info.nodes[static_cast<size_t>(at)].tiled)
-        at++;
+Executor::Outcome Executor::compute_tiles(ggml_cgraph & graph, const GraphInfo & info, const Plan & plan,
+                                          const Segment & segment, const PlanLimits & limits) {
+    const int at = tiled_node(info, segment);
     const ggml_tensor & whole = *graph.nodes[at];
     ggml_tensor stage = plan.shadows[static_cast<size_t>(info.stage)];
     const uint64_t stage_bytes = info.roots[static_cast<size_t>(info.stage)].device_bytes;
+    const uint64_t n_queries = static_cast<uint64_t>(whole.src[0]->ne[1]);
+    Pace & pace = pace_of(segment);
+    bool first = true;
     for (const auto & [tile, values] : masks_.of(*whole.src[3], stage_bytes).tiles) {
+        if (tile.first_query < partial_.done) continue;
+        const uint64_t cost = segment.cost * static_cast<uint64_t>(tile.n_queries) / n_queries;
+        const Outcome ready = before_part(pace, cost, std::exchange(first, false), limits);
+        if (ready != Outcome::done) return ready;
         ggml_tensor q = *whole.src[0], k = *whole.src[1], v = *whole.src[2], mask = *whole.src[3], part = whole;
         core_.stats.bytes_masks_up += tile.mask_bytes();
-        if (!core_.inner.set(Stream::compute, &stage, values, 0, tile.mask_bytes())) return false;
+        if (!core_.inner.set(Stream::compute, &stage, values, 0, tile.mask_bytes())) return Outcome::lost;
         cut_tensor(q, 1, tile.first_query, tile.n_queries);
         cut_tensor(k, 1, tile.first_key, tile.n_keys);
         cut_tensor(v, 1, tile.first_key, tile.n_keys);
@@ -133,8 +158,44 @@ bool Executor::compute_tiles(ggml_cgraph & graph, const GraphInfo & info, Plan &
         ggml_tensor * nodes[] = {&part};
         ggml_cgraph view = view_of(graph, at, at);
         view.nodes = nodes;
-        if (!core_.inner.compute(&view)) return false;
+        if (!core_.inner.compute(&view)) return Outcome::lost;
         core_.stats.n_attention_tiles++;
+        partial_.done = tile.first_query + tile.n_queries;
+        if (!part_submitted(pace, cost)) return Outcome::lost;
+    }
+    return Outcome::done;
+}
+
+// Interrupted: somebody wants memory back, or the step to end. One part is computed in any case: a storm of reclaims
+// must not hold an image up for ever.
+Executor::Outcome Executor::before_part(Pace & pace, uint64_t cost, bool first, const PlanLimits & limits) {
+    if (!make_room(pace, cost, pace.known() ? 0 : 1, limits)) return Outcome::lost; // known: time alone is the bound
+    const bool wanted = core_.gate.requested() || core_.abort_step.load();
+    return wanted && !first ? Outcome::interrupted : Outcome::done;
+}
+
+bool Executor::part_submitted(Pace & pace, uint64_t cost) {
+    return ahead_.submitted(pace, cost, pace.known() ? 0 : 1);
+}
+
+// What was there when the segment gave way; nothing otherwise.
+bool Executor::restore_partial(Plan & plan, const Segment & segment) {
+    if (partial_.first != segment.first || partial_.last != segment.last)
+        partial_ = {segment.first, segment.last, 0, {}};
+    for (auto & [root, kept] : partial_.kept) {
+        const std::vector<char> & values = on_their_way_.emplace_back(std::move(kept));
+        if (!core_.inner.set(Stream::compute, &plan.shadows[root], values.data(), 0, values.size())) return false;
+        core_.stats.bytes_activations_up += values.size();
+    }
+    partial_.kept.clear();
+    return true;
+}
+
+bool Executor::keep_partial(const GraphInfo & info, Plan & plan, const Segment & segment) {
+    for (size_t root : results_in_parts(info, segment)) {
+        std::vector<char> & values = partial_.kept.emplace_back(root, ggml_nbytes(info.roots[root].tensor)).second;
+        if (!core_.inner.get(Stream::compute, &plan.shadows[root], values.data(), 0, values.size())) return false;
+        core_.stats.bytes_activations_down += values.size();
     }
     return true;
 }

@@ -7,6 +7,7 @@
 #include <deque>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 namespace xlm {
 
@@ -240,35 +241,49 @@ private:
 } // namespace
 
 // The stream keeps its order: what a tile needs is overwritten only after it was computed.
-bool Executor::compute_patches(ggml_cgraph & graph, const GraphInfo & info, const Plan & plan,
-                               const Segment & segment) {
+bool Executor::compute_patches(ggml_cgraph & graph, const GraphInfo & info, const Segment & segment) {
     TileGraph tiles(graph, info, segment);
     const PatchRun & run = tiles.run();
-    const TilePlaces places(run, segment.tile_units);
     const DeviceBuffer & scratch = core_.cache.scratch();
-    char * place = scratch.base() + segment.tile_offset;
-    std::unique_ptr<Embedding> embedding;
-    if (run.embeds) // weights on their way come first
-        embedding = std::make_unique<Embedding>(core_.inner, tiles, graph, segment, place, scratch, places,
-                                                plan.stream_order.empty());
+    char * place = scratch.base() + segment.tile_offset + TilePlaces(run, segment.tile_units).positions;
     const ggml_tensor * positions = packed_positions(graph, info, segment);
     for (int64_t first = 0; first < run.n_units; first += segment.tile_units) {
         const int64_t count = std::min(segment.tile_units, run.n_units - first);
         tiles.move(first, count);
-        if (embedding) {
-            embedding->move(first, count);
-            if (!embedding->send()) return false;
-            core_.stats.bytes_activations_up += embedding->bytes();
-        }
         if (positions) {
             tiles.positions->buffer = scratch.get();
-            tiles.positions->data = place + places.positions;
+            tiles.positions->data = place;
             if (!send_positions(*positions, *tiles.positions, first, count, run.n_units)) return false;
         }
-        if (!core_.inner.compute(&tiles.graph()) || (embedding && !embedding->computed())) return false;
+        if (!core_.inner.compute(&tiles.graph())) return false;
         core_.stats.n_patch_tiles++;
     }
     return true;
+}
+
+Executor::Outcome Executor::embed_patches(ggml_cgraph & graph, const GraphInfo & info, const Plan & plan,
+                                          const Segment & segment, const PlanLimits & limits) {
+    TileGraph tiles(graph, info, segment);
+    const PatchRun & run = tiles.run();
+    const DeviceBuffer & scratch = core_.cache.scratch();
+    Pace & pace = pace_of(segment);
+    Embedding embedding(core_.inner, tiles, graph, segment, scratch.base() + segment.tile_offset, scratch,
+                        TilePlaces(run, segment.tile_units), plan.stream_order.empty()); // weights on their way first
+    bool first = true;
+    while (partial_.done < run.n_units) {
+        const int64_t count = std::min(segment.tile_units, run.n_units - partial_.done);
+        const uint64_t cost = segment.cost * static_cast<uint64_t>(count) / static_cast<uint64_t>(run.n_units);
+        const Outcome ready = before_part(pace, cost, std::exchange(first, false), limits);
+        if (ready != Outcome::done) return ready;
+        tiles.move(partial_.done, count);
+        embedding.move(partial_.done, count);
+        if (!embedding.send() || !core_.inner.compute(&tiles.graph()) || !embedding.computed()) return Outcome::lost;
+        core_.stats.bytes_activations_up += embedding.bytes();
+        core_.stats.n_patch_tiles++;
+        partial_.done += count;
+        if (!part_submitted(pace, cost)) return Outcome::lost;
+    }
+    return Outcome::done;
 }
 
 // On the host.
@@ -290,7 +305,7 @@ bool Executor::send_positions(const ggml_tensor & positions, ggml_tensor & part,
                               int64_t n_units) {
     const auto row = static_cast<size_t>(positions.ne[0] / 4);
     const size_t per_unit = row / static_cast<size_t>(n_units), n = per_unit * static_cast<size_t>(count);
-    std::vector<char> & packed = packed_positions_.emplace_back(4 * n * sizeof(int32_t));
+    std::vector<char> & packed = on_their_way_.emplace_back(4 * n * sizeof(int32_t));
     const auto * from = static_cast<const int32_t *>(positions.data) + per_unit * static_cast<size_t>(first);
     for (size_t r = 0; r < 4; r++)
         std::memcpy(packed.data() + r * n * sizeof(int32_t), from + r * row, n * sizeof(int32_t));
