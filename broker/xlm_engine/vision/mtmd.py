@@ -40,6 +40,7 @@ class ImagePart:
         return (self.offset + start * self.slope).astype(np.int32)
 
 
+_PIXELS: Final = ctypes.POINTER(ctypes.c_uint8)
 Part = ImagePart | list[int]  # a list: text tokens that libmtmd puts around images
 
 
@@ -92,7 +93,7 @@ class Projector:
 
         An image without pixels tells its chunks' sizes only.
         """
-        pixels = (ctypes.c_uint8 * len(image.rgb8)).from_buffer_copy(image.rgb8) if image.rgb8 else None
+        pixels = ctypes.cast(ctypes.c_char_p(image.rgb8), _PIXELS) if image.rgb8 else None  # libmtmd copies them
         bitmap: Any = M.mtmd_bitmap_init(image.width, image.height, pixels)
         chunks: Any = M.mtmd_input_chunks_init()
         try:
