@@ -3,14 +3,16 @@
 **The load.** A game in C (frame_loop.c) whose jobs take 11 of 16.7 ms on every core.
 The virtual GPU computes on the same cores, so a model that speaks is in its way. Three
 arms are played in turn, several times. What other programs take of the machine
-meanwhile is measured too, and the rounds with least of it count.
+meanwhile is measured too, and the rounds with least of it count. Twice: with the game's threads
+at the priority of those that compute for the model, as on a GPU, which knows none (`equal`);
+and with those of the model behind them, as they are (decision 24).
 
 **Shrinking.** A game whose textures do not fit beside the model's copies: a frame takes
 longer by what has to come over the bus. That game is simulated (it only tells frame
 times that follow from what the model really holds); broker, engine and releases are
 real. Slower speech is no help there, and a smaller budget is.
 
-usage: python -m tests.bench.pacing [--quick] [--plot FILE]
+usage: python -m tests.bench.pacing [--quick] [--plot FILE] [--data FILE]
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ import psutil
 import xlm
 from tests.support.installed_xlm import ROOT, installed_xlm
 from tests.support.running_broker import RunningBroker, running_broker
+from xlm._threads import COMPUTING_NICE
 
 TARGET_NS = 16_666_667
 WORK_MS = 11.0
@@ -104,7 +107,7 @@ class Foreign:
 class Game:
     """frame_loop.c as a child process."""
 
-    def __init__(self, folder: Path, endpoint: str) -> None:
+    def __init__(self, folder: Path, endpoint: str, nice: int) -> None:
         xlm_here = installed_xlm()
         source = ROOT / "tests/bench/frame_loop.c"
         binary = xlm_here.compile(folder / "frame_loop", [source], "-O2", "-pthread")
@@ -112,7 +115,11 @@ class Game:
         words = [str(self.threads), str(round(WORK_MS * 1000)), str(TARGET_NS)]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            [str(binary), endpoint, *words], stdin=pipe, stdout=pipe, text=True, env=xlm_here.environment
+            ["nice", "-n", str(nice), str(binary), endpoint, *words],
+            stdin=pipe,
+            stdout=pipe,
+            text=True,
+            env=xlm_here.environment,
         )
         assert self._line() == "ready"
 
@@ -184,14 +191,14 @@ def summary(rounds: list[Played]) -> dict[str, Any]:
     }
 
 
-def measure_load(n_rounds: int, n_kept: int, seconds: float) -> dict[str, Any]:
+def measure_load(n_rounds: int, n_kept: int, seconds: float, *, equal: bool) -> dict[str, Any]:
     """Interleaved rounds of the three arms; the ``n_kept`` that others disturbed least."""
     with (
         tempfile.TemporaryDirectory(prefix="xlm-bench-") as folder,
         running_broker(budget="512MiB", ctx=2048) as broker,
         broker.connect("observer") as observer,
     ):
-        game = Game(Path(folder), broker.endpoint)
+        game = Game(Path(folder), broker.endpoint, COMPUTING_NICE if equal else 0)
         try:
             game.frames(2.0, "off")
             rounds = [one_round(broker, game, observer, seconds) for _ in range(n_rounds)]
@@ -247,16 +254,33 @@ def measure_shrink(seconds: float) -> list[dict[str, float]]:
 
 
 def measure(quick: bool) -> dict[str, Any]:
-    """``ratio_*``: p99 over that of the arm where nobody speaks."""
-    load = measure_load(1, 1, 3.0) if quick else measure_load(5, 3, 6.0)
-    return {**load, "shrink": measure_shrink(10.0 if quick else 45.0)}
+    """``ratio_*``: p99 over that of the arm where nobody speaks. ``game_first``: with the model's threads behind."""
+    size = (1, 1, 3.0) if quick else (5, 3, 6.0)
+    load = measure_load(*size, equal=True)
+    return {
+        **load,
+        "game_first": measure_load(*size, equal=False),
+        "shrink": measure_shrink(10.0 if quick else 45.0),
+    }
 
 
 # -- what is shown --------------------------------------------------------------------
 
 
 def rows(result: dict[str, Any]) -> list[str]:
-    """A Markdown table."""
+    """Markdown tables."""
+    return [
+        "With equal rights, as on a GPU, which knows no priorities:",
+        "",
+        *table(result),
+        "",
+        "With the model's threads behind the game's, as they are:",
+        "",
+        *table(result["game_first"]),
+    ]
+
+
+def table(result: dict[str, Any]) -> list[str]:
     lines = [
         "| while | frames | p50 ms | p99 ms | max ms | p99 ÷ p99 without | late frames | tokens/s | duty at the end |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -303,8 +327,8 @@ def plot(result: dict[str, Any], path: Path) -> None:
     )
     foreign = max(result[arm]["foreign_cores"] for arm in NAMES)
     above.set_title(
-        f"{result['work_ms']:g} of {result['target_ms']:.1f} ms of work on every core, and a model on them "
-        f"(others: up to {foreign:.2f} cores)"
+        f"{result['work_ms']:g} of {result['target_ms']:.1f} ms of work on every core, and a model on them with equal "
+        f"rights (others: up to {foreign:.2f} cores)"
     )
     above.legend(loc="upper right", fontsize=9)
     looks = result["shrink"]
