@@ -135,10 +135,13 @@ struct Fixture {
         shell.events.clear();
         shell.sent.clear();
     }
+    std::uint64_t begin_opening(xlm_session & session) {
+        connection.submit(command(CommandKind::open_session, &session));
+        return last_id();
+    }
     xlm_session & open_session() {
         xlm_session & session = slot();
-        connection.submit(command(CommandKind::open_session, &session));
-        opened(last_id(), false);
+        opened(begin_opening(session), false);
         shell.events.clear();
         shell.sent.clear();
         return session;

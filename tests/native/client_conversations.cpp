@@ -26,8 +26,7 @@ TEST(what_was_said_to_a_session_that_is_refused_fails) {
     Fixture f;
     f.make_ready();
     xlm_session & session = f.slot();
-    f.connection.submit(f.command(CommandKind::open_session, &session));
-    const std::uint64_t opening = f.last_id();
+    const std::uint64_t opening = f.begin_opening(session);
     f.connection.submit(f.command(CommandKind::say, &session));
     CHECK_EQ(f.shell.count("say"), 0u); // held
     f.refused(opening, "too_many_sessions");
@@ -42,8 +41,7 @@ TEST(a_held_say_can_be_cancelled) {
     Fixture f;
     f.make_ready();
     xlm_session & session = f.slot();
-    f.connection.submit(f.command(CommandKind::open_session, &session));
-    const std::uint64_t opening = f.last_id();
+    const std::uint64_t opening = f.begin_opening(session);
     Command & say = f.command(CommandKind::say, &session);
     f.connection.submit(say);
     Command & cancel = f.command(CommandKind::cancel, &session);
@@ -59,11 +57,10 @@ TEST(a_session_closed_while_it_opens_is_closed_at_the_broker_too) {
     Fixture f;
     f.make_ready();
     xlm_session & session = f.slot();
-    f.connection.submit(f.command(CommandKind::open_session, &session));
-    const std::uint64_t opening = f.last_id();
+    const std::uint64_t opening = f.begin_opening(session);
     f.connection.submit(f.command(CommandKind::close_session, &session));
     CHECK(f.shell.kinds() == std::vector<xlm_event_kind>{event_session_gone});
-    f.connection.submit(f.command(CommandKind::open_session, &session)); // the slot's next life
+    f.begin_opening(session); // the slot's next life
     f.opened(opening, false, "stray");
     CHECK_EQ(f.shell.count("close_session"), 1u);
     CHECK_EQ(session.state.load(), std::uint32_t(XLM_SESSION_OPENING));

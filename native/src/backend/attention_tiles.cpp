@@ -6,7 +6,6 @@ namespace xlm {
 
 namespace {
 
-constexpr uint16_t kMinusInfinity = 0xFC00; // F16
 constexpr float kInfiniteAsF16 = -65520.0F; // and what is below it; libmtmd writes the lowest float
 // What a tile costs besides its mask, as bytes of mask: a copy and a launch.
 constexpr uint64_t kTileCostBytes = 96 << 10;
@@ -24,7 +23,7 @@ struct KeyRange {
 constexpr int64_t kBlockKeys = 64;
 
 bool visible(uint16_t key) {
-    return key != kMinusInfinity;
+    return key != kMasked;
 }
 
 bool visible(float key) {

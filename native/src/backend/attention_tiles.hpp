@@ -20,6 +20,7 @@ struct AttentionTile {
 
 // Fewer queries may take another path in the kernels, with other last bits; more than one tile of keys too.
 constexpr int64_t kTileQueries = 64, kTileKeys = 256;
+constexpr uint16_t kMasked = 0xFC00; // minus infinity as F16
 
 // Bytes of mask that a tile may have: `wanted`, but at least what the smallest tile needs.
 uint64_t tile_stage_bytes(int64_t n_keys, uint64_t wanted);

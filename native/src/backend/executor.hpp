@@ -107,6 +107,8 @@ private:
                          const PlanLimits & limits);
     Outcome compute_tiles(ggml_cgraph & graph, const GraphInfo & info, const Plan & plan, const Segment & segment,
                           const PlanLimits & limits);
+    bool compute_tile(ggml_cgraph & graph, int at, ggml_tensor stage, const AttentionTile & tile,
+                      const uint16_t * values);
     bool compute_patches(ggml_cgraph & graph, const GraphInfo & info, const Segment & segment);
     Outcome embed_patches(ggml_cgraph & graph, const GraphInfo & info, const Plan & plan, const Segment & segment,
                           const PlanLimits & limits);

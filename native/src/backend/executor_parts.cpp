@@ -132,11 +132,29 @@ void Executor::write_noted_masks(const GraphInfo & info, const Segment & segment
 }
 
 // The stream keeps its order: a tile's mask is overwritten only after the tile was computed.
+bool Executor::compute_tile(ggml_cgraph & graph, int at, ggml_tensor stage, const AttentionTile & tile,
+                            const uint16_t * values) {
+    const ggml_tensor & whole = *graph.nodes[at];
+    ggml_tensor q = *whole.src[0], k = *whole.src[1], v = *whole.src[2], mask = *whole.src[3], part = whole;
+    core_.stats.bytes_masks_up += tile.mask_bytes();
+    if (!core_.inner.set(Stream::compute, &stage, values, 0, tile.mask_bytes())) return false;
+    cut_tensor(q, 1, tile.first_query, tile.n_queries);
+    cut_tensor(k, 1, tile.first_key, tile.n_keys);
+    cut_tensor(v, 1, tile.first_key, tile.n_keys);
+    cut_tensor(part, 2, tile.first_query, tile.n_queries);
+    as_mask(mask, stage, tile);
+    part.src[0] = &q, part.src[1] = &k, part.src[2] = &v, part.src[3] = &mask;
+    ggml_tensor * nodes[] = {&part};
+    ggml_cgraph view = view_of(graph, at, at);
+    view.nodes = nodes;
+    return core_.inner.compute(&view);
+}
+
 Executor::Outcome Executor::compute_tiles(ggml_cgraph & graph, const GraphInfo & info, const Plan & plan,
                                           const Segment & segment, const PlanLimits & limits) {
     const int at = tiled_node(info, segment);
     const ggml_tensor & whole = *graph.nodes[at];
-    ggml_tensor stage = plan.shadows[static_cast<size_t>(info.stage)];
+    const ggml_tensor & stage = plan.shadows[static_cast<size_t>(info.stage)];
     const uint64_t stage_bytes = info.roots[static_cast<size_t>(info.stage)].device_bytes;
     const uint64_t n_queries = static_cast<uint64_t>(whole.src[0]->ne[1]);
     Pace & pace = pace_of(segment);
@@ -146,19 +164,7 @@ Executor::Outcome Executor::compute_tiles(ggml_cgraph & graph, const GraphInfo &
         const uint64_t cost = segment.cost * static_cast<uint64_t>(tile.n_queries) / n_queries;
         const Outcome ready = before_part(pace, cost, std::exchange(first, false), limits);
         if (ready != Outcome::done) return ready;
-        ggml_tensor q = *whole.src[0], k = *whole.src[1], v = *whole.src[2], mask = *whole.src[3], part = whole;
-        core_.stats.bytes_masks_up += tile.mask_bytes();
-        if (!core_.inner.set(Stream::compute, &stage, values, 0, tile.mask_bytes())) return Outcome::lost;
-        cut_tensor(q, 1, tile.first_query, tile.n_queries);
-        cut_tensor(k, 1, tile.first_key, tile.n_keys);
-        cut_tensor(v, 1, tile.first_key, tile.n_keys);
-        cut_tensor(part, 2, tile.first_query, tile.n_queries);
-        as_mask(mask, stage, tile);
-        part.src[0] = &q, part.src[1] = &k, part.src[2] = &v, part.src[3] = &mask;
-        ggml_tensor * nodes[] = {&part};
-        ggml_cgraph view = view_of(graph, at, at);
-        view.nodes = nodes;
-        if (!core_.inner.compute(&view)) return Outcome::lost;
+        if (!compute_tile(graph, at, stage, tile, values)) return Outcome::lost;
         core_.stats.n_attention_tiles++;
         partial_.done = tile.first_query + tile.n_queries;
         if (!part_submitted(pace, cost)) return Outcome::lost;

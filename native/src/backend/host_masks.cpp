@@ -9,8 +9,6 @@ namespace xlm {
 
 namespace {
 
-constexpr uint16_t kMasked = 0xFC00; // minus infinity as F16
-
 size_t values_of(const AttentionTile & tile) {
     return static_cast<size_t>(tile.n_queries * tile.n_keys);
 }

@@ -44,10 +44,10 @@ bool Planner::place_vision_scratch() {
     if (cache_.budget_bytes() == 0) return false;
     const std::vector<uint8_t> all = device_units_;
     for (const bool beside_weights : {true, false}) {
+        device_units_ = all;
+        if (try_vision_scratch(kAllPatches, true, beside_weights)) return true;
         for (const bool ffn : {true, false}) {
             for (const bool projector : {true, false}) {
-                device_units_ = all;
-                if (ffn && projector && try_vision_scratch(kAllPatches, true, beside_weights)) return true;
                 for (const int64_t patches : kTilePatches) {
                     device_units_ = all;
                     if (!ffn) shed(XLM_KIND_FFN);
