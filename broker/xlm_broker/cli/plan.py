@@ -88,9 +88,13 @@ def plan(
     Names and defaults of model, memory and device are those of xlm-broker, so that the plan shown is the one it will
     use with the same words.
 
-    Example:  xlm plan --model model.gguf --budget 2GiB --context 8192 --explain
-    Example:  xlm plan --model model.gguf --mmproj mmproj.gguf --budget 1GiB --explain
-    Example:  xlm plan --shape models.json#NAME --machine machines.csv#NAME --budget 2048MiB --context 1024 --json
+    Examples:
+
+      xlm plan --model model.gguf --budget 2GiB --context 8192 --explain
+
+      xlm plan --model model.gguf --mmproj mmproj.gguf --budget 1GiB --explain
+
+      xlm plan --shape models.json#NAME --machine machines.csv#NAME --budget 2048MiB --context 1024 --json
     """
     usual = _OF_A_SHAPE if shape else {**_BROKER, "prompt": PROMPT_TOKENS}
     prompt = usual["prompt"] if prompt is None else prompt

@@ -54,8 +54,8 @@ def _budget(budget: Map) -> Iterator[Row]:
 def _memory(budget: Map) -> Iterator[Row]:
     if budget.get("resident_bytes") is None:
         return
-    parts = [f"{name} {size(budget.get(f'{name}_bytes'))}" for name in ("ring", "scratch")]
-    yield "memory", f"resident {size(budget['resident_bytes'])} (KV {size(budget.get('kv_bytes'))}), {', '.join(parts)}"
+    parts = [f"{name} {size(budget.get(f'{name.lower()}_bytes'))}" for name in ("KV", "ring", "scratch")]
+    yield "memory", f"weights {size(budget['resident_bytes'])}, {', '.join(parts)}"
 
 
 def _placement(schedule: Map) -> Iterator[Row]:

@@ -119,6 +119,7 @@ def release_figures(changes: Sequence[BudgetChange]) -> dict[str, Any]:
         "release_max_ms": _rounded(max(times, default=None)),
         "deadlines_met": sum(change.deadline_met for change in reclaims),
         "released_bytes": sum(change.released_bytes for change in reclaims),
+        "empty": sum(change.released_bytes == 0 for change in reclaims),  # nothing was there to take back
     }
 
 
@@ -199,10 +200,11 @@ def token_words(summary: Mapping[str, Any]) -> str:
 
 
 def reclaim_words(summary: Mapping[str, Any]) -> str:
-    """How often the game took memory back, and how fast; "each" only where every single one was in time."""
+    """How often the game took memory back, and how fast; "each" only where every single one was in time, with those
+    that found nothing to take."""
     reclaims = summary["reclaims"]
     count, met, worst = reclaims["count"], reclaims["deadlines_met"], reclaims["release_max_ms"]
-    start = f"The game took its VRAM back {count} times"
+    start = f"The game took its VRAM back {count - reclaims['empty']} times"
     if worst is None:
         return start
     if met == count:

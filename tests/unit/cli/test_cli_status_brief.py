@@ -24,7 +24,7 @@ def of_a_real_machine() -> dict[str, Any]:
 def test_a_calm_broker() -> None:
     said = dict(rows(of_a_real_machine()))
     assert said["budget"].startswith("decided by the games; the model can use ")
-    assert said["memory"] == "resident 50MiB (KV 5MiB), ring 3MiB, scratch 0B"
+    assert said["memory"] == "weights 50MiB, KV 5MiB, ring 3MiB, scratch 0B"
     assert " resident of " in said["placement"]
     assert said["client"] == "game: cap 60MiB, 1 session"
     assert said["session"] == "of game: idle, 0 tokens, 0 turns"

@@ -113,6 +113,16 @@ def test_headline_and_page_tell_the_figures() -> None:
     assert "worst 20.0 ms, 1 over 16.7 ms" in text
 
 
+def test_a_reclaim_that_found_nothing_to_take_is_not_counted_as_memory_taken_back() -> None:
+    record = whole_run()
+    first = next(number for number, change in enumerate(record.changes) if change.is_reclaim)
+    record.changes[first] = replace(record.changes[first], used_before_bytes=0, used_bytes=0)
+    summary = summarise(record, ABOUT, None)
+    assert summary["reclaims"]["count"] == 4
+    assert summary["reclaims"]["empty"] == 1
+    assert headline(summary).startswith("The game took its VRAM back 3 times, ")
+
+
 def test_the_headline_says_each_only_where_every_reclaim_was_in_time() -> None:
     record = whole_run()
     reclaims = [number for number, change in enumerate(record.changes) if change.is_reclaim]
