@@ -120,7 +120,8 @@ class Doorman:
 
 
 def _monitor(socket: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """Its queue is short: while it is full libzmq accepts nothing, so a doorman without a CPU is not overrun."""
+    """Its queue is short, a thousand events: while it is full libzmq accepts nothing. So a doorman without a CPU is not
+    overrun where there are that many files beyond those it allows."""
     address = f"inproc://doorman-{secrets.token_hex(8)}"  # libzmq gives a name free some time after its end
     socket.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_MONITOR_STOPPED)
     monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
@@ -30,7 +31,9 @@ def status(
         bool, typer.Option("--json", help="The whole answer as JSON (one object a line with --watch).")
     ] = False,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Every figure, some hundred lines.")] = False,
-    wait: Annotated[float, typer.Option(min=0.0, help="How long to wait for a broker, in seconds.")] = 2.0,
+    wait: Annotated[
+        float, typer.Option(min=0.0, max=86_400.0, help="How long to wait for a broker, in seconds.")
+    ] = 2.0,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every second, until Ctrl-C.")] = False,
 ) -> None:
     """Shows what a running broker holds, for whom, and what is not as it should be. With --all every figure of it.
@@ -64,7 +67,12 @@ def _print_json(client: xlm.Client, watch: bool) -> None:
 
 
 def _watch(client: xlm.Client, shown: Callable[[Mapping[str, Any]], RenderableType]) -> None:
-    with Live(shown(client.status()), console=Console(highlight=False), auto_refresh=False) as live:
+    console = Console(highlight=False)
+    while not console.is_terminal:  # a file or another program: page by page
+        console.print(shown(client.status()))
+        sys.stdout.flush()
+        time.sleep(_WATCH_S)
+    with Live(shown(client.status()), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(_WATCH_S)
             live.update(shown(client.status()), refresh=True)
@@ -77,9 +85,14 @@ def brief(status: Mapping[str, Any]) -> RenderableType:
     table.add_column()
     previous = ""
     for title, text in status_brief.rows(status):
-        table.add_row(Text(title if title != previous else ""), Text(text, style=_STYLES.get(title, "")))
+        table.add_row(plain(title if title != previous else ""), plain(text, _STYLES.get(title, "")))
         previous = title
-    return Group(Text(summary(status), style="bold"), table, Text(_MORE, style="grey62"))
+    return Group(plain(summary(status), "bold"), table, Text(_MORE, style="grey62"))
+
+
+def plain(text: str, style: str = "") -> Text:
+    """As it stands: names are the games', and neither markup nor what a terminal would obey."""
+    return Text("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text), style=style)
 
 
 def page(status: Mapping[str, Any]) -> RenderableType:
@@ -92,7 +105,7 @@ def page(status: Mapping[str, Any]) -> RenderableType:
         parts.append(_block("vision", status["vision"]))
     for name in _LISTS:
         parts += [_block(f"{name[:-1]} {number}", entry) for number, entry in enumerate(status.get(name) or [], 1)]
-    return Group(Text(summary(status), style="bold"), *parts) if parts else Text("the broker reported nothing")
+    return Group(plain(summary(status), "bold"), *parts) if parts else Text("the broker reported nothing")
 
 
 def summary(status: Mapping[str, Any]) -> str:
@@ -116,7 +129,7 @@ def _block(title: str, values: Mapping[str, Any]) -> Table:
     table.add_column(style="grey62")
     table.add_column()
     for index, (key, value) in enumerate(flat(values)):
-        table.add_row(title if index == 0 else "", key, value)
+        table.add_row(*map(plain, (title if index == 0 else "", key, value)))
     return table
 
 

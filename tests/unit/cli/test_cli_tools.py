@@ -10,14 +10,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import xlm
 from xlm.protocol import messages
 from xlm.testing import FakeBroker
 from xlm_broker import broker_version
+from xlm_broker.cli import status as status_command
 from xlm_broker.cli import tools
 from xlm_broker.cli.chat import parse_budget
 from xlm_broker.cli.common import interruption_told
@@ -156,6 +160,31 @@ def test_status_with_all_names_parts_and_sizes(run, broker: FakeBroker) -> None:
     assert code == 0
     for words in ("device", "total_bytes", "256MiB", "client 1", "xlm status"):
         assert words in out
+
+
+@pytest.mark.parametrize("shown", [status_command.page, status_command.brief])
+def test_a_games_name_is_neither_markup_nor_a_command_to_the_terminal(shown: Any) -> None:
+    said = Console(width=200, force_terminal=True, highlight=False)
+    with said.capture() as captured:
+        said.print(shown({"clients": [{"name": "My [/x] [red]Game\x1b]0;owned\x07", "sessions": 1}]}))
+    assert "My [/x] [red]Game\N{REPLACEMENT CHARACTER}]0;owned\N{REPLACEMENT CHARACTER}" in captured.get()
+    assert "\x1b]" not in captured.get()
+
+
+def test_a_wait_without_end_is_a_usage_error(run) -> None:  # type: ignore[no-untyped-def]
+    code, _, err = run("status", "--wait", "inf")
+    assert code == 2
+    assert "--wait" in err
+
+
+def test_status_that_is_watched_by_a_program_comes_page_by_page(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks = iter([None])
+    monkeypatch.setattr(status_command, "time", SimpleNamespace(sleep=lambda _: next(looks)))
+    with pytest.raises(StopIteration):
+        status_command.status(endpoint=broker.endpoint, watch=True)
+    assert capsys.readouterr().out.count("--json: for programs") == 2
 
 
 def test_no_broker_is_one_line_and_a_hint(run, tmp_path) -> None:  # type: ignore[no-untyped-def]
