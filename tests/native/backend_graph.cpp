@@ -280,6 +280,31 @@ void test_matrix_larger_than_the_ring() {
     check_books();
 }
 
+// What a schedule counts on is free, however long the steps before it were.
+void test_scratch_of_longer_steps_makes_room() {
+    Pair pair(16);
+    std::mt19937 random(22);
+    std::vector<uint8_t> mixed(xlm_device_sublayer_count(), XLM_PLACE_RESIDENT);
+    for (size_t i = 0; i < mixed.size(); i += 3)
+        mixed[i] = XLM_PLACE_STREAM;
+    set_budget(kPlenty);
+    set_placements(mixed, 64 << 10);
+    CHECK(pair.step(random, 1));
+    const uint64_t exact_bytes = memory().used_bytes;
+    set_budget(0);
+    set_budget(exact_bytes);
+    set_placements(std::vector<uint8_t>(mixed.size(), XLM_PLACE_STREAM), 64 << 10);
+    CHECK(pair.step(random, 24));
+    const uint64_t scratch_bytes = memory().scratch_bytes;
+    CHECK_EQ(xlm_device_reset_stats(), XLM_OK);
+    set_placements(mixed, 64 << 10);
+    CHECK(pair.step(random, 1));
+    check_books();
+    CHECK(memory().scratch_bytes < scratch_bytes);
+    CHECK_EQ(stats().n_fallback_cpu, uint64_t{0});
+    CHECK(pair.same_caches());
+}
+
 // A game that asks for memory between any two parts: what is done stays done, and the step comes to its end.
 void test_reclaims_between_the_parts_of_a_matrix() {
     Pair pair(15);
@@ -554,6 +579,7 @@ int main(int argc, char ** argv) {
         {"lost", test_lost_device_costs_no_token},
         {"lost_unseen", test_a_loss_undone_unseen_costs_no_token},
         {"large_matrix", test_matrix_larger_than_the_ring},
+        {"long_steps", test_scratch_of_longer_steps_makes_room},
         {"parts", test_reclaims_between_the_parts_of_a_matrix},
         {"storm", test_storm_of_budgets},
         {"pestered", test_request_at_every_border},

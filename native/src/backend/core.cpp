@@ -50,7 +50,8 @@ void Core::take_schedule() {
     schedule_id = schedule.id;
 }
 
-// Placements go into the sub-layers; what no tier keeps resident is dropped, the rest stays where it is.
+// Placements go into the sub-layers; what no tier keeps resident is dropped, the rest stays where it is. Scratch of
+// longer steps than this schedule is for would take the place of what it wants: the next step takes what it needs.
 void Core::apply(Schedule & taken) {
     const std::vector<SubLayer *> sublayers = registry.sublayers();
     if (!taken.placement.empty() && taken.placement.front().size() != sublayers.size())
@@ -74,6 +75,7 @@ void Core::apply(Schedule & taken) {
     }
     for (State * state : registry.states())
         if (state->sublayer && !state->sublayer->keeps_states()) cache.drop_state(*state);
+    if (!cache.vision_phase) cache.drop_scratch();
     apply_experts(taken, sublayers);
     if (cache.ring.present() && !cache.vision_phase && (!any_stream || cache.ring.capacity_bytes() != taken.ring_bytes))
         cache.ring.drop();
