@@ -7,9 +7,10 @@ import tempfile
 
 from hypothesis import HealthCheck, settings
 
-# OpenMP threads sleep at barriers instead of spinning, which costs a shared machine a factor of ten
-# (docs/decisions/0006-openmp-threads-sleep.md).
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+from xlm._threads import share_cores
+
+# Spinning at barriers costs a shared machine a factor of ten (docs/decisions/0006-openmp-threads-wait-briefly.md).
+share_cores()
 
 # Keys of a broker that was once started with --curve must not turn encryption on in here.
 _CONFIG = tempfile.mkdtemp(prefix="xlm-config-")

@@ -8,16 +8,8 @@ import os
 import signal
 import sys
 
+from xlm._threads import share_cores
 from xlm_engine import logs
-
-
-def _share_cores() -> None:
-    """ggml's OpenMP threads wait for each other asleep instead of spinning.
-
-    A game uses the same cores. Measured with both cores of two taken by others, SmolLM2-135M: 17 ms a token
-    against 297 ms. Read by the OpenMP runtime when llama.cpp is loaded, so it must be set before.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     logs.configure(options.log_level)
     sys.setswitchinterval(0.001)  # a budget change waits for the decode thread's Python at most that long
     faulthandler.enable()  # a crash in native code leaves the Python stack in the broker's log
-    _share_cores()
+    share_cores()
     from xlm_engine.engine import Engine  # imports llama.cpp, after logging is set up
 
     engine = Engine(options.link, options.parent_pid)

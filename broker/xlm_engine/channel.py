@@ -1,8 +1,8 @@
 """The link to the broker: one thread that owns the socket.
 
 Budget changes are carried out on this thread, beside a running step; all else
-goes into the inbox, which the decode thread reads between steps. The decode
-thread sends through an inproc pair, so only one thread touches the socket.
+goes into the inbox, which the decode thread reads between steps. What the decode
+thread sends it puts down here, so only one thread touches the socket.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import zmq
 from xlm.errors import XlmError
 from xlm.protocol import link
 from xlm_engine import logs
+from xlm_engine.doorbell import Doorbell
 
 POLL_MS: Final = 100
 PATIENCE_NS: Final = 100_000_000  # of one wait for a release; a later one follows
@@ -72,7 +73,8 @@ class Channel:
         self._on_orphaned: Final = on_orphaned
         self._context: Final = zmq.Context()
         self._socket: Final = self._connect(endpoint)
-        self._near, self._far = self._pair()
+        self._outbox: Final[queue.SimpleQueue[bytes]] = queue.SimpleQueue()
+        self._bell: Final = Doorbell()
         self._parent: Final = parent_pid
         self._closing: Final = threading.Event()
         self._target: BudgetTarget | None = None
@@ -90,25 +92,18 @@ class Channel:
         socket.connect(endpoint)
         return socket
 
-    def _pair(self) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-        near, far = self._context.socket(zmq.PAIR), self._context.socket(zmq.PAIR)
-        near.set_hwm(0)
-        far.set_hwm(0)
-        far.bind("inproc://out")
-        near.connect("inproc://out")
-        return near, far
-
     def start(self) -> None:
         self._thread.start()
 
     def send(self, message: link.FromEngine) -> None:
         """From the decode thread. Never blocks."""
-        self._near.send(_ENCODER.encode(message))
+        self._outbox.put(_ENCODER.encode(message))
+        self._bell.ring()
 
     def report(self) -> None:
         """From the decode thread: Stats go out now and not only when they are due."""
         self._next_stats = 0.0
-        self._near.send(b"")
+        self._bell.ring()
 
     def attach(self, target: BudgetTarget) -> None:
         """The device is open: budgets are carried out from now on, also one that came before."""
@@ -125,8 +120,7 @@ class Channel:
     def close(self) -> None:
         """Sends what is queued and stops the thread."""
         self._closing.set()
-        with contextlib.suppress(zmq.ZMQError):
-            self._near.send(b"")
+        self._bell.ring()
         self._thread.join(timeout=3.0)
         self._context.destroy(linger=1000)
 
@@ -135,10 +129,12 @@ class Channel:
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._far, zmq.POLLIN)
+        poller.register(self._bell.fileno(), zmq.POLLIN)
         try:
             while not self._closing.is_set():
                 ready = dict(poller.poll(self._wait_ms()))
+                if self._bell.fileno() in ready:
+                    self._bell.silence()
                 self._forward()
                 if self._socket in ready:
                     self._receive()
@@ -157,11 +153,10 @@ class Channel:
         """Passes on what the decode thread sent, in order."""
         while True:
             try:
-                frame = self._far.recv(zmq.NOBLOCK)
-            except zmq.Again:
+                frame = self._outbox.get_nowait()
+            except queue.Empty:
                 return
-            if frame:
-                self._socket.send(frame)
+            self._socket.send(frame)
 
     def _receive(self) -> None:
         while True:

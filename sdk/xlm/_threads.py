@@ -25,10 +25,24 @@ _SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}  # system call, by machi
 _SCHED_OTHER: Final = 0
 # struct sched_attr, first version: size, policy, flags, nice, priority, runtime, deadline, period
 _SCHED_ATTR: Final = struct.Struct("=IIQiIQQQ")
+# libgomp: rounds of a waiting loop before a thread sleeps, some 3 microseconds in all
+_OPENMP_SPINS: Final = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "300"}
+_KMP_SLEEPS: Final = {"KMP_BLOCKTIME": "0"}  # LLVM's runtime knows no such short wait, and "active" alone is for ever
 _THREAD_PRIORITY_HIGHEST: Final = 2  # within the class of its process
 _BELOW_NORMAL_PRIORITY_CLASS: Final = 0x4000
 _QOS_USER_INITIATED: Final = 0x19
 _QOS_UTILITY: Final = 0x11
+
+
+def share_cores() -> None:
+    """ggml's OpenMP threads wait for each other for microseconds and then sleep; unless the user chose otherwise.
+
+    To be called before llama.cpp is loaded: OpenMP reads its environment then. Children inherit it.
+    """
+    if any(name in os.environ for name in _OPENMP_SPINS):
+        return
+    brief = {**_OPENMP_SPINS, **_KMP_SLEEPS, **os.environ}
+    os.environ.update(brief if sys.platform == "linux" else {"OMP_WAIT_POLICY": "passive"})
 
 
 def answer_quickly() -> None:

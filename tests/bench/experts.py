@@ -17,14 +17,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
-
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before llama.cpp is loaded: see xlm_engine/__main__.py
 
 import numpy as np
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -187,9 +186,8 @@ def measure(model: Path, profile: Path, *, quick: bool = False, machines: Sequen
             out = Path(folder) / "rows.json"
             command = [sys.executable, "-m", "tests.bench.prediction", "--child", "--machine", machine]
             command += ["--model", str(model), "--profile", str(profile), "--json", str(out)]
-            environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
             subprocess.run(
-                [*command, *(["--quick"] if quick else [])], check=True, env=environment,
+                [*command, *(["--quick"] if quick else [])], check=True,
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
             rows += [Row(**row) for row in json.loads(out.read_text(encoding="utf-8"))]

@@ -166,7 +166,7 @@ def _way(tower: bool, layers: int) -> str:
 
 def _child(what: str, folder: str, *arguments: object) -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.bench.vision_time", json.dumps([what, folder, *arguments])]
-    env = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path), OMP_WAIT_POLICY="passive")
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
     env.pop("XLM_SIM", None)
     if what == "stock":
         env["XLM_SIM"] = sim_settings()

@@ -23,7 +23,6 @@ class Child:
 
     def __init__(self, side: Side, *, n_threads: int, vram_bytes: int, exact: bool = False) -> None:
         environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
-        environment.setdefault("OMP_WAIT_POLICY", "passive")
         command = [sys.executable, "-m", "xlm_broker.child_guard", "xlm_engine.bench", side]
         self._stderr: Final = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
         self._process: Final = subprocess.Popen(

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from xlm._threads import share_cores
 from xlm.errors import XlmError
 from xlm_engine.bench.wire import Answer, Request
 
@@ -23,7 +24,7 @@ def _private_stdout() -> int:
 
 def main(arguments: list[str]) -> int:
     faulthandler.enable()
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the engine does; the same for both sides
+    share_cores()  # as the engine does; the same for both sides
     if arguments[0] == "write":
         from xlm_engine.bench.models import write_model
 

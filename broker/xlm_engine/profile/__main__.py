@@ -8,6 +8,7 @@ import sys
 
 import msgspec
 
+from xlm._threads import share_cores
 from xlm.errors import RequestError, XlmError
 from xlm_engine.profile.wire import Channel
 
@@ -22,7 +23,7 @@ def _private_stdout() -> int:
 def main() -> int:
     """Exit status 0 when done, 3 after Failed was sent."""
     faulthandler.enable()
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when OpenMP is loaded; as the engine does
+    share_cores()  # as the engine does
     with os.fdopen(_private_stdout(), "wb") as sink:
         channel = Channel(sys.stdin.buffer, sink)
         try:

@@ -7,7 +7,6 @@ checked for what ggml reports; what ggml asserts ends the process, and the paren
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +14,7 @@ from typing import Any, Final
 import cffi
 
 import xlm_native
+from xlm._threads import share_cores
 from xlm.errors import DeviceError, EngineError
 from xlm_engine.gguf_header import TYPE_SIZES
 
@@ -179,8 +179,8 @@ class Ggml:
 
 @functools.cache
 def ggml() -> Ggml:
-    """Loaded once. Its OpenMP threads sleep at barriers, as the engine's do: measured is what is used."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    """Loaded once. Its OpenMP threads wait as the engine's do: measured is what is used."""
+    share_cores()
     return Ggml()
 
 

@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before llama.cpp is loaded: see xlm_engine/__main__.py
-
 from llama_cpp._logger import set_verbose
 
 from tests.integration.engine.harness import EngineProcess, engine_process

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from xlm.errors import GenerationError
 from xlm_engine import gbnf, schema
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before llama.cpp is loaded: see xlm_engine/__main__.py
 SAMPLES = Path(__file__).parents[3] / "samples" / "python"
 
 GOOD = [

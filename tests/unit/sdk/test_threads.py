@@ -95,3 +95,34 @@ def test_a_system_that_refuses_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
     in_thread(_threads.answer_quickly)
     in_thread(_threads.step_back)
     assert before == (nice() if sys.platform == "linux" else 0)
+
+
+@pytest.fixture
+def openmp_environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        monkeypatch.setenv(name, "as it was")  # so that it is put back
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@linux
+def test_openmp_threads_spin_briefly_before_they_sleep(openmp_environment: pytest.MonkeyPatch) -> None:
+    _threads.share_cores()
+    assert os.environ["OMP_WAIT_POLICY"] == "active"  # libgomp: also where a process has more threads than cores
+    assert 0 < int(os.environ["GOMP_SPINCOUNT"]) < 10_000
+    assert os.environ["KMP_BLOCKTIME"] == "0"
+
+
+@pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
+def test_what_the_user_chose_for_openmp_stays(openmp_environment: pytest.MonkeyPatch, name: str) -> None:
+    openmp_environment.setenv(name, "passive")
+    before = dict(os.environ)
+    _threads.share_cores()
+    assert dict(os.environ) == before
+
+
+def test_other_systems_openmp_threads_sleep(openmp_environment: pytest.MonkeyPatch) -> None:
+    openmp_environment.setattr(sys, "platform", "win32")
+    _threads.share_cores()
+    assert os.environ["OMP_WAIT_POLICY"] == "passive"
+    assert "GOMP_SPINCOUNT" not in os.environ
