@@ -175,13 +175,15 @@ class StatusReport:
         }
 
     def _session(self, session: Session) -> dict[str, Any]:
+        answer = self._answers.live.get(session.gen_id) if session.gen_id is not None else None
+        tokens = session.n_tokens + (0 if answer is None else len(answer.delivered))
         return {
             "session_id": session.session_id,
             "client": session.name,
             "name": session.name,
             "turns": session.turns,
-            "context_tokens": session.n_tokens,
-            "tokens": session.n_tokens,
+            "context_tokens": tokens,
+            "tokens": tokens,
             "busy": session.gen_id is not None,
             "answering": session.gen_id is not None,
             "waiting_for_client": session.client is None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,26 @@ def test_clients_and_their_sessions() -> None:
         ("game", False, 0),
     ]
     assert "lease_id" not in game, "whoever knows it could take the lease over"
+
+
+def test_a_session_counts_what_its_answer_in_progress_has_said() -> None:
+    world = playing()
+    session = world.open(b"game")
+
+    def counted() -> tuple[int, int, int, bool]:
+        (one,) = world.status().sessions
+        return one["turns"], one["context_tokens"], one["tokens"], one["busy"]
+
+    world.say(b"game", session)
+    gen_id = world.sent(link.Generate)[-1].gen_id
+    world.engine_says(link.Piece(gen_id=gen_id, text="Good day", token_ids=[5, 6]))
+    assert counted() == (0, 2, 2, True)
+    world.engine_says(link.Piece(gen_id=gen_id, text="!", token_ids=[7]))
+    assert counted() == (0, 3, 3, True)
+    whole = struct.pack("<5i", 1, 2, 5, 6, 7)  # with what was asked
+    for message in world.engine.finish(gen_id, "stop", whole):
+        world.engine_says(message)
+    assert counted() == (1, 5, 5, False)
 
 
 def test_the_device_tells_what_it_holds() -> None:
