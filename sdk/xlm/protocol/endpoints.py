@@ -73,6 +73,8 @@ def _ipc(text: str, rest: str) -> Endpoint:
     if "\0" in rest or not rest.startswith("/") or rest.endswith("/"):
         # "*", "@name" (abstract: no file permissions) and relative paths end here too
         raise _error("endpoint_invalid", text, "does not name a socket file by its absolute path")
+    if any("\ud800" <= c <= "\udfff" for c in rest):  # bytes of a command line that are no text come so
+        raise _error("endpoint_invalid", text, "is not UTF-8")
     length_bytes = len(os.fsencode(rest))
     if length_bytes > MAX_PATH_BYTES:
         raise _error("endpoint_too_long", text, f"has a path of {length_bytes} bytes")

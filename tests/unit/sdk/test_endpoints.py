@@ -42,6 +42,7 @@ def test_taken(text: str, url: str) -> None:
         ("ipc://", "endpoint_invalid"),
         ("ipc:///folder/", "endpoint_invalid"),
         ("ipc:///a\0b", "endpoint_invalid"),
+        ("ipc:///tmp/\udcff", "endpoint_invalid"),  # the byte FF of a command line
         ("tcp://0.0.0.0:5555", "endpoint_not_local"),
         ("tcp://*:5555", "endpoint_not_local"),
         ("tcp://192.168.1.2:5555", "endpoint_not_local"),
