@@ -54,8 +54,6 @@ def work_from_header(name: str, header: Mapping[str, Any], *, n_ctx: int, n_ubat
     context = n_ctx or reader.number("context_length")
     if context <= 0 or n_ubatch <= 0:
         raise ShapeError(f"context {context} and ubatch {n_ubatch} must be positive", code="shape_invalid")
-    if context > reader.number("context_length") > 0:
-        reader.note(f"context {context} is beyond the {reader.number('context_length')} the model was trained for")
     shape = reader.shape()
     units = reader.units(shape, context, kv_type)
     return ModelWork(
@@ -68,6 +66,7 @@ def work_from_header(name: str, header: Mapping[str, Any], *, n_ctx: int, n_ubat
         scratch_bytes={tokens: scratch_bytes(shape, tokens) for tokens in tier_tokens(n_ubatch)},
         n_sublayers=len(units),
         fallbacks=tuple(reader.notes),
+        n_ctx_train=max(0, reader.number("context_length")),
     )
 
 

@@ -16,6 +16,8 @@ from xlm._sizes import parse_size
 from xlm.errors import ProfileError, RequestError, ShapeError, XlmError
 from xlm.protocol.link import DeviceConfig, DeviceFacts, SimConfig
 from xlm_broker.config import KvType, Options, defaults, demo_model, device_of
+from xlm_broker.cores import physical_cores
+from xlm_broker.devices import detect
 from xlm_broker.gguf_facts import read_header, work_from_gguf
 from xlm_broker.planner.sharding import engine_capabilities
 from xlm_broker.planner.sharding.costs import Capabilities
@@ -73,7 +75,7 @@ def plan(
     sim_link: Annotated[str, typer.Option(help="Its link to the host in GB/s.")] = _BROKER["sim_link"],
     sim_set: Annotated[list[str] | None, typer.Option(help="NAME=NUMBER, a field of xlm_sim_config.")] = None,
     objective: Annotated[str, typer.Option(help="interactive or throughput.")] = "interactive",
-    threads: Annotated[int, typer.Option(help="CPU threads. 0: as measured.")] = 0,
+    threads: Annotated[int, typer.Option(help="CPU threads. 0: as measured, else the physical cores.")] = 0,
     kv_streaming: Annotated[
         bool | None,
         typer.Option(help="Attention whose KV cache is copied for each step.  [default: what the engine can do]"),
@@ -234,14 +236,22 @@ def _this_machine(profile: str, threads: int, here: _Here) -> tuple[Machine, Ker
     device = chosen_device(here)
     found, missing = _profile(profile, device)
     if device.kind == "sim":
-        machine, kernels, notes = modelled_machine(card_of_sim(device.sim), found, threads=threads)
+        guessed = physical_cores() if found is None else 0
+        machine, kernels, notes = modelled_machine(card_of_sim(device.sim), found, threads=threads or guessed)
         notes = (*_of_the_card(device.sim), *notes)
     elif found is not None:
-        machine, kernels, notes = profiled_machine(found, DeviceFacts(kind="unknown"), threads)
+        machine, kernels, notes = profiled_machine(found, _card(device), threads)
     else:
-        (machine, notes), kernels = guessed_machine(DeviceFacts(kind="unknown")), None
+        (machine, notes), kernels = guessed_machine(_card(device), threads or physical_cores()), None
     machine = replace(machine, host_memory_bytes=psutil.virtual_memory().total)
     return machine, kernels, (*notes, *missing)
+
+
+def _card(device: DeviceConfig) -> DeviceFacts:
+    """What is known of it without opening it."""
+    cards = detect().nvidia if device.kind == "cuda" else []
+    found = next((card for card in cards if card.index == device.index), None)
+    return DeviceFacts(kind="unknown", total_bytes=(found.total_bytes or 0) if found else 0)
 
 
 def _profile(profile: str, device: DeviceConfig) -> tuple[MachineProfile | None, tuple[str, ...]]:

@@ -19,13 +19,15 @@ UNKNOWN_DEVICE_BYTES_S: Final = 192e9
 UNKNOWN_DEVICE_FLOPS_S: Final = 12e12
 UNKNOWN_LINK_BYTES_S: Final = 6e9
 UNKNOWN_RAM_BYTES_S: Final = 25e9
-UNKNOWN_THREADS: Final = 4
+UNKNOWN_THREADS: Final = 4  # where nobody knows the cores
 NO_PROFILE: Final = "no profile"  # how the note begins that says so
 
 
-def guessed_machine(device: DeviceFacts) -> tuple[Machine, tuple[str, ...]]:
-    """Without a profile: the card's data sheet if its name is known, and what was assumed."""
-    rates = f"CPU with {UNKNOWN_RAM_BYTES_S / 1e9:.0f} GB/s of memory, {UNKNOWN_THREADS} threads"
+def guessed_machine(device: DeviceFacts, threads: int = 0) -> tuple[Machine, tuple[str, ...]]:
+    """Without a profile: the card's data sheet if its name is known, and what was assumed. ``threads`` 0: the
+    engine's, as many as it has physical cores."""
+    threads = threads or device.n_threads or UNKNOWN_THREADS
+    rates = f"CPU with {UNKNOWN_RAM_BYTES_S / 1e9:.0f} GB/s of memory, {threads} thread{'s' * (threads != 1)}"
     notes = [f"{NO_PROFILE}: guessed for an unknown machine ({rates}), not this one (measure it once: xlm profile)"]
     bandwidth, flops = UNKNOWN_DEVICE_BYTES_S, UNKNOWN_DEVICE_FLOPS_S
     try:
@@ -41,7 +43,7 @@ def guessed_machine(device: DeviceFacts) -> tuple[Machine, tuple[str, ...]]:
         host_memory_bytes=0,
         device_bandwidth_bytes_s=bandwidth,
         device_flops_s=flops,
-        cpu_threads=UNKNOWN_THREADS,
+        cpu_threads=threads,
         cpu_bandwidth_bytes_s=UNKNOWN_RAM_BYTES_S,
         cpu_bandwidth_busy_bytes_s=max(0.3 * UNKNOWN_RAM_BYTES_S, CPU_DRAM_TOTAL_SHARE * UNKNOWN_RAM_BYTES_S - link),
         link_bytes_s=link,

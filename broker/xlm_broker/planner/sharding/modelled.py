@@ -74,11 +74,9 @@ def modelled_machine(
     """This CPU with that card: rates, kernels, and what was assumed. ``threads`` 0: as the profile has most."""
     kernels: Kernels | None = None
     if profile is None:
-        base, notes = guessed_machine(DeviceFacts(kind="sim", total_bytes=card.memory_bytes))
+        base, notes = guessed_machine(DeviceFacts(kind="sim", total_bytes=card.memory_bytes), threads)
     else:
         base, kernels, notes = profiled_machine(profile, DeviceFacts(kind="sim"), threads)
-    if profile is None and threads:
-        base = replace(base, cpu_threads=threads)
     machine = replace(
         base,
         name=card.name or base.name,

@@ -168,8 +168,7 @@ class ShardingPlanner:
         if self.card is not None:
             machine, kernels, notes = modelled_machine(self.card, self.profile, threads=threads)
         elif self.profile is None:
-            machine, notes = guessed_machine(device)
-            machine = replace(machine, cpu_threads=threads or machine.cpu_threads)
+            machine, notes = guessed_machine(device, threads)
         else:
             machine, kernels, notes = profiled_machine(self.profile, device, threads)
         work = work_from_facts(model)

@@ -86,6 +86,30 @@ def _alternatives(plan: Plan, tier: int) -> dict[str, float]:
     return dict(zip(("cpu", "static", "streaming"), times.tolist(), strict=True))
 
 
+# -- what a reader would not expect ------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Note:
+    """``code`` does not change; ``text`` is for people."""
+
+    code: str
+    text: str
+
+
+def notes(plan: Plan) -> list[Note]:
+    """Where the question is about more than there is. It is answered as asked."""
+    found, budget, work = [], plan.task.budget_bytes, plan.planning.work
+    if 0 < plan.planning.machine.device_memory_bytes < budget:
+        has = size(plan.planning.machine.device_memory_bytes)
+        text = f"the budget of {size(budget)} is more than the card's {has}: planned as if it had that much"
+        found.append(Note("budget_above_device", f"{text}; xlm-broker never uses more than the card has"))
+    if 0 < work.n_ctx_train < work.n_ctx:
+        text = f"the context of {work.n_ctx} is more than the {work.n_ctx_train} the model was trained for"
+        found.append(Note("context_above_training", f"{text}: what it says may make no sense beyond"))
+    return found
+
+
 # -- budgets ---------------------------------------------------------------------------
 
 
@@ -144,9 +168,11 @@ def as_json(plan: Plan, more: Plan | None = None, points: Sequence[CurvePoint] =
         "ring_bytes": plan.solution.ring_bytes,
         "scratch_bytes": plan.scratch_bytes,
         "minimum_bytes": minimum_bytes(plan.planning),
+        "cpu_threads": plan.planning.machine.cpu_threads,
         "uses_device": plan.used,
         "tiers": [asdict(tier) for tier in tier_reports(plan)],
         "fallbacks": list(plan.planning.fallbacks),
+        "notes": [asdict(note) for note in notes(plan)],
     }
     if more is not None:
         result["one_more_gib"] = {"decode_tps": more.decode_tps, "ttft_ms": more.ttft_ms}
@@ -175,6 +201,7 @@ def as_text(plan: Plan, more: Plan | None = None, points: Sequence[CurvePoint] =
     lines = [
         _headline(plan),
         *_basis(plan),
+        *(f"note {note.code}: {note.text}" for note in notes(plan)),
         "",
         *_memory_lines(plan),
         *_without_device(plan),

@@ -126,6 +126,7 @@ class ModelWork:
     n_sublayers: int  # length of a placement; indices without a unit stay on the CPU
     small_indices: tuple[int, ...] = ()
     fallbacks: tuple[str, ...] = field(default=())
+    n_ctx_train: int = 0  # 0: not known
 
     @property
     def weight_bytes(self) -> int:

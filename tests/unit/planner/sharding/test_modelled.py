@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from xlm.errors import ShapeError
-from xlm.protocol.link import RESIDENT, SimConfig
+from xlm.protocol.link import RESIDENT, DeviceFacts, SimConfig
 from xlm_broker.planner.sharding import CardRates, ShardingPlanner, card_of_sim, modelled_machine
+from xlm_broker.planner.sharding.machine import guessed_machine
 from xlm_broker.planner.sharding.modelled import Emulated, Modelled
 from xlm_broker.planner.sharding.work import Attention, Experts, MatMul
 
@@ -36,6 +37,15 @@ def test_a_virtual_gpus_configuration_is_a_card() -> None:
     machine, _, notes = modelled_machine(card, threads=3)
     assert (machine.link_bytes_s, machine.device_flops_s, machine.cpu_threads) == (5e9, 3e12, 3)
     assert any(note.startswith("no profile") for note in notes)
+
+
+def test_a_guess_names_the_threads_it_computes_with() -> None:
+    for facts, wanted, threads in ((DeviceFacts(kind="sim", n_threads=6), 0, 6), (DeviceFacts(kind="sim"), 1, 1)):
+        machine, notes = guessed_machine(facts, wanted)
+        assert machine.cpu_threads == threads
+        assert f"{threads} thread{'s' * (threads > 1)})" in notes[0]
+    _, _, notes = modelled_machine(CARD, threads=3)
+    assert "3 threads" in notes[0]
 
 
 def test_rates_of_nothing_are_refused() -> None:

@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 
 from tests.support.vlm import SHAPES, write_mmproj
 from xlm.errors import BudgetError, ModelError, ProfileError, RequestError, ShapeError
-from xlm.protocol.link import DeviceConfig
+from xlm.protocol.link import DeviceConfig, SimConfig
 from xlm_broker.cli import broker
 from xlm_broker.cli.plan import plan
 from xlm_broker.config import defaults
+from xlm_broker.devices import Devices, NvidiaGpu
 from xlm_broker.planner.sharding.explained import LEGEND, explained
 from xlm_broker.planner.sharding.profile import KernelPoint, ProfileKey
 from xlm_broker.profile_store import ProfileWriter
@@ -29,6 +30,7 @@ from . import examples
 gguf = pytest.importorskip("gguf")
 plan_module = import_module("xlm_broker.cli.plan")
 APP = typer.Typer()
+MIB = 1 << 20
 APP.command()(plan)
 
 
@@ -235,6 +237,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(plan_module, "identify", lambda _device: KEY)
     monkeypatch.setattr(plan_module, "chosen_device", lambda _here: DeviceConfig(kind="cuda"))
     monkeypatch.setattr(plan_module, "default_path", lambda: folder / "profile.sqlite")
+    monkeypatch.setattr(plan_module, "detect", Devices)
     write_model(folder / "m.gguf")
     return folder / "profile.sqlite"
 
@@ -265,6 +268,30 @@ def test_without_a_profile_the_guess_is_named(here: Path) -> None:
     said = fallbacks(here_arguments(here))
     assert "profile_missing" in said
     assert "xlm profile" in said
+
+
+def test_a_guess_computes_with_the_physical_cores(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "physical_cores", lambda: 3)
+    for device in ("cuda", "sim"):
+        monkeypatch.setattr(plan_module, "chosen_device", lambda _here, kind=device: DeviceConfig(kind=kind))
+        for more, threads, word in (((), 3, "3 threads"), (("--threads", "1"), 1, "1 thread)")):
+            assert json.loads(output(here_arguments(here, *more)))["cpu_threads"] == threads
+            assert word in fallbacks(here_arguments(here, *more))
+
+
+def test_more_than_this_machine_has_is_noted(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def codes(*more: str) -> list[str]:
+        return [note["code"] for note in json.loads(output(here_arguments(here, *more)))["notes"]]
+
+    assert codes("--budget", "64GiB") == []  # how much a card has is not known without its driver
+    card = NvidiaGpu(index=0, name="a card", total_bytes=8 << 30)
+    monkeypatch.setattr(plan_module, "detect", lambda: Devices(nvidia=[card]))
+    assert codes("--budget", "8GiB") == []
+    assert codes("--budget", "9GiB") == ["budget_above_device"]
+    sim = DeviceConfig(kind="sim", sim=SimConfig(vram_bytes=MIB))
+    monkeypatch.setattr(plan_module, "chosen_device", lambda _here: sim)
+    assert codes("--budget", "1MiB", "--context", "512") == []
+    assert codes("--budget", "2MiB", "--context", "513") == ["budget_above_device", "context_above_training"]
 
 
 def test_with_the_profile_of_this_machine(here: Path) -> None:
