@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,8 +12,9 @@ import psutil
 import typer
 
 from xlm._sizes import parse_size
-from xlm.errors import ProfileError, RequestError, ShapeError, XlmError
+from xlm.errors import ProfileError, RequestError, XlmError
 from xlm.protocol.link import DeviceConfig, DeviceFacts, SimConfig
+from xlm_broker.cli.plan_files import machine_row, model_entry
 from xlm_broker.config import KvType, Options, defaults, demo_model, device_of
 from xlm_broker.cores import physical_cores
 from xlm_broker.devices import detect
@@ -180,22 +180,8 @@ def _work(model: str, shape: str, memory: _Memory) -> ModelWork:
     if model:
         path = demo_model() if model == "demo" else Path(model)
         return with_sessions(work_from_gguf(path, **sizes), memory.sessions)
-    path, name = _named(shape, "--shape")
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-        entry = entries[name]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ShapeError(f"{path} has no model {name!r}", code="shape_invalid") from error
-    if not isinstance(entry, dict):
-        raise ShapeError(f"{name} in {path} is no object", code="shape_invalid")
+    name, entry = model_entry(shape)
     return with_sessions(model_work(shape_from_entry(name, entry), **sizes), memory.sessions)
-
-
-def _named(text: str, option: str) -> tuple[Path, str]:
-    path, _, name = text.rpartition("#")
-    if not path or not name:
-        raise RequestError(f"{option} {text} is not FILE#NAME", code="option_invalid")
-    return Path(path), name
 
 
 def _planning(
@@ -210,21 +196,12 @@ def _planning(
     kernels: Kernels | None = None
     notes: tuple[str, ...] = ()
     if machine:
-        rates = _machine(machine)
+        rates = machine_from_row(machine_row(machine))
         rates = replace(rates, cpu_threads=threads or rates.cpu_threads)
     else:
         rates, kernels, notes = _this_machine(profile, threads, here)
     work = replace(work, fallbacks=(*work.fallbacks, *notes))
     return prepare(work, rates, workload, kernels=kernels, capabilities=capabilities)
-
-
-def _machine(text: str) -> Machine:
-    path, name = _named(text, "--machine")
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row.get("machine") == name]
-    if not rows:
-        raise ShapeError(f"{path} has no machine {name!r}", code="machine_invalid")
-    return machine_from_row(rows[0])
 
 
 def _this_machine(profile: str, threads: int, here: _Here) -> tuple[Machine, Kernels | None, tuple[str, ...]]:

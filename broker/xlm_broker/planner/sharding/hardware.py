@@ -120,7 +120,7 @@ def card(name: str) -> CardSpec:
     wanted = _plain(name)
     known = [key for key in sorted(CARDS, key=len, reverse=True) if _plain(key) in wanted]
     if not known:
-        raise ShapeError(f"no specification is known of the card {name!r}", code="machine_invalid")
+        raise _invalid(f"no specification is known of the card {name!r}", f"known are {', '.join(sorted(CARDS))}")
     return CARDS[known[0]]
 
 
@@ -130,7 +130,7 @@ def _plain(name: str) -> str:
 
 def machine_from_row(row: Mapping[str, Any]) -> Machine:
     """From the columns of a machines.csv row. ShapeError machine_invalid for what is missing or cannot be."""
-    spec = card(str(row.get("gpu", "")))
+    spec = card(str(row.get("gpu") or ""))
     ram = _rate(row, "ram_bandwidth_gb_s") * 1e9
     link = _rate(row, "pcie_h2d_gb_s") * 1e9
     alone = ram * CPU_DRAM_SHARE
@@ -140,7 +140,7 @@ def machine_from_row(row: Mapping[str, Any]) -> Machine:
         host_memory_bytes=int(_rate(row, "ram_gib") * 2**30),
         device_bandwidth_bytes_s=spec.bandwidth_bytes_s,
         device_flops_s=spec.tensor_flops_s,
-        cpu_threads=int(_rate(row, "cpu_threads_used")),
+        cpu_threads=_whole(row, "cpu_threads_used"),
         cpu_bandwidth_bytes_s=alone,
         cpu_bandwidth_busy_bytes_s=min(alone, max(0.1 * alone, ram * CPU_DRAM_TOTAL_SHARE - link)),
         link_bytes_s=link,
@@ -148,11 +148,25 @@ def machine_from_row(row: Mapping[str, Any]) -> Machine:
     )
 
 
+def _whole(row: Mapping[str, Any], column: str) -> int:
+    value = _rate(row, column)
+    if value != int(value):
+        raise _invalid(f"{column} = {value} is no whole number")
+    return int(value)
+
+
 def _rate(row: Mapping[str, Any], column: str) -> float:
+    text = row.get(column)
+    if text in (None, ""):
+        raise _invalid(f"{column} is missing")
     try:
-        value = float(row[column])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ShapeError(f"the machine has no usable {column}", code="machine_invalid") from error
+        value = float(str(text))
+    except ValueError as error:
+        raise _invalid(f"{column} = {text!r} is no number") from error
     if not 0.0 < value < 1e6:
-        raise ShapeError(f"{column} = {value} cannot be", code="machine_invalid")
+        raise _invalid(f"{column} = {value} cannot be")
     return value
+
+
+def _invalid(text: str, hint: str = "docs/plan.md has the columns of a machine") -> ShapeError:
+    return ShapeError(text, code="machine_invalid", hint=hint)

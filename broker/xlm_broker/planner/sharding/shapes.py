@@ -18,6 +18,11 @@ FILE_TOLERANCE: Final = 0.15  # stated and computed file size may differ by so m
 KV_TYPES: Final = ("F16", "BF16", "F32", "Q8_0")
 MAX_COUNT: Final = 1 << 24
 MAX_LAYERS: Final = 4096  # each is two sub-layers in every table
+MAX_FILE_GIB: Final = 1e5
+FIELDS: Final = frozenset(
+    {"arch", "n_layer", "n_embd", "n_head", "n_head_kv", "head_dim", "n_vocab", "n_ff", "n_expert", "n_expert_used",
+     "n_ff_expert", "gated_ffn", "tied_embeddings", "weights", "file_gib", "n_ctx_train"}
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class ModelShape:
     weights: WeightType = DEFAULT_WEIGHTS
     output: WeightType = DEFAULT_WEIGHTS
     fallbacks: tuple[str, ...] = ()
+    n_ctx_train: int = 0  # 0: not known
 
     @property
     def sparse(self) -> bool:
@@ -77,23 +83,55 @@ def shape_from_entry(name: str, entry: Mapping[str, Any]) -> ModelShape:
 
     shape = ModelShape(
         name, count("n_layer"), count("n_embd"), count("n_head"), count("n_head_kv"), count("head_dim"),
-        count("n_vocab"), gated=bool(entry.get("gated_ffn", True)), tied=bool(entry.get("tied_embeddings", False)),
+        count("n_vocab"), gated=_flag(entry, "gated_ffn", True), tied=_flag(entry, "tied_embeddings", False),
+        n_ctx_train=count("n_ctx_train") if "n_ctx_train" in entry else 0,
     )  # fmt: skip
-    if "n_expert" in entry:
+    if entry.get("n_expert", 0) != 0:
         shape = replace(
             shape, n_expert=count("n_expert"), n_expert_used=count("n_expert_used"), n_ff_expert=count("n_ff_expert")
         )
     else:
         shape = replace(shape, n_ff=count("n_ff"))
     _check(shape)
-    return _with_types(shape, str(entry.get("weights", "")), entry.get("file_gib"))
+    ignored = sorted(str(key) for key in entry if key not in FIELDS)
+    notes = (f"ignored, as of no known name: {', '.join(ignored)}",) if ignored else ()
+    return _with_types(replace(shape, fallbacks=notes), _weights(entry), _file_gib(entry))
 
 
 def _count(entry: Mapping[str, Any], key: str) -> int:
-    value = entry.get(key)
+    if key not in entry:
+        raise _invalid(f"{key} is missing")
+    value = entry[key]
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < MAX_COUNT:
-        raise ShapeError(f"{key} = {value!r} is no sensible count", code="shape_invalid")
+        raise _invalid(f"{key} = {value!r} is no sensible count")
     return value
+
+
+def _flag(entry: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = entry.get(key, default)
+    if not isinstance(value, bool):
+        raise _invalid(f"{key} = {value!r} is neither true nor false")
+    return value
+
+
+def _weights(entry: Mapping[str, Any]) -> str:
+    value = entry.get("weights", "")
+    if not isinstance(value, str):
+        raise _invalid(f"weights = {value!r} is no text")
+    return value
+
+
+def _file_gib(entry: Mapping[str, Any]) -> float | None:
+    value = entry.get("file_gib")
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < MAX_FILE_GIB:
+        raise _invalid(f"file_gib = {value!r} cannot be")
+    return float(value)
+
+
+def _invalid(text: str) -> ShapeError:
+    return ShapeError(text, code="shape_invalid", hint="docs/plan.md has the fields of a model")
 
 
 def _check(shape: ModelShape) -> None:
@@ -105,19 +143,22 @@ def _check(shape: ModelShape) -> None:
         raise ShapeError(f"{shape.n_expert_used} experts used of {shape.n_expert}", code="shape_invalid")
 
 
-def _with_types(shape: ModelShape, text: str, file_gib: object) -> ModelShape:
+def _with_types(shape: ModelShape, text: str, file_gib: float | None) -> ModelShape:
     """Types from text such as "Q4_0 (output Q6_K)"; a mix takes its mean from the file's size."""
     base = weight_type(text)
     found = re.search(r"output ([A-Z0-9_]+)", text)
     output = weight_type(found.group(1)) if found else base
-    notes = () if base.known and output.known else (f"unknown quantisation {text!r}: times of {base.name}",)
-    if not isinstance(file_gib, int | float) or isinstance(file_gib, bool) or not 0 < file_gib < 1e5:
+    known, mixed = base.known and output.known, "mix" in text.lower()
+    notes = shape.fallbacks if known else (*shape.fallbacks, f"unknown quantisation {text!r}: times of {base.name}")
+    if file_gib is None and not known:
+        raise _invalid(f"weights = {text!r} is no type of ggml: give one, or file_gib for the size of a weight")
+    if file_gib is None:
+        notes = (*notes, f"mixed quantisation, no file_gib: every weight as {base.name}") if mixed else notes
         return replace(shape, weights=base, output=output, fallbacks=notes)
-    mixed = "mix" in text.lower() or not base.known
-    if mixed:
-        base = replace(base, bytes_per_weight=_mean_bytes(shape, output, float(file_gib)))
+    if mixed or not base.known:
+        base = replace(base, bytes_per_weight=_mean_bytes(shape, output, file_gib))
         notes = (*notes, "mixed quantisation: mean bytes a weight from the file's size")
-    _check_file(shape, base, output, float(file_gib), FILE_TOLERANCE)
+    _check_file(shape, base, output, file_gib, FILE_TOLERANCE)
     return replace(shape, weights=base, output=output, fallbacks=notes)
 
 
@@ -162,6 +203,7 @@ def model_work(shape: ModelShape, *, n_ctx: int, n_ubatch: int, kv_type: str = "
         scratch_bytes={tokens: scratch_bytes(shape, tokens) for tokens in tier_tokens(n_ubatch)},
         n_sublayers=len(units),
         fallbacks=shape.fallbacks,
+        n_ctx_train=shape.n_ctx_train,
     )
 
 
