@@ -7,7 +7,7 @@ Pure numpy and standard library: no I/O, no clock. docs/timing-model.md has the 
     modelled             the same CPU with a card given as numbers: a virtual GPU, or one that is not here
     kernels, costs       times of every sub-layer in every tier and mode
     pipeline             one step simulated: a chain of two computing resources, a link, a ring between
-    relax, streaming, search, improve, exact     the plan
+    relax, orders, streaming, search, improve, exact     the plan
     plan, report         predictions, tables, curves
     planner, shrink      as the state machine's Planner
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -54,7 +54,8 @@ class Costs:
     """Arrays over [tier, mode, unit] (ns, link times at the idle rate) and over [unit] (bytes).
 
     ``busy``: the time on the CPU while the link copies. ``upload``: 0 where nothing is copied ahead.
-    ``link_share``: part of the link's rate that prefetching has while the unit runs.
+    ``link_share``: part of the link's rate that prefetching has while the unit runs. Where something is uploaded ahead
+    the unit runs on the device: as fast as without, and with all of the link (``busy`` = ``compute``, share 1).
     ``piece_share``: last piece over all bytes of a streamed unit.
     """
 
@@ -81,24 +82,52 @@ class Costs:
         return np.asarray(np.maximum(self.busy / np.maximum(self.compute, 1e-9), 1.0), dtype=np.float64)
 
     @cached_property
-    def last_piece(self) -> FloatArray:
-        """[tier, mode, unit] the last piece's share where something is uploaded, else 0."""
-        return np.asarray(self.piece_share * (self.upload > 0), dtype=np.float64)
+    def lead(self) -> FloatArray:
+        """[tier, mode, unit] from its place in the uploads to where the link is at its end at least, ns; -infinity
+        where nothing is uploaded: its last piece, or all but its first one, still has to be computed."""
+        piece = self.piece_share
+        lead = np.maximum(self.compute - self.upload * (1.0 - piece), self.compute * piece)
+        return np.where(self.upload > 0, lead, -np.inf)
 
     @cached_property
-    def pace(self) -> FloatArray:
-        """[tier, mode, unit] what the link copies beside a unit, in ns of the idle link for each ns of the unit."""
-        return np.asarray(self.slowdown * self.link_share, dtype=np.float64)
+    def alone(self) -> FloatArray:
+        """[tier, mode, unit] what the link copies beside a unit that waits for nothing, in ns of the idle link."""
+        return np.asarray(self.compute * self.slowdown * self.link_share, dtype=np.float64)
 
     @cached_property
     def pace_cost(self) -> FloatArray:
-        """[tier, mode, unit] ns that a unit takes longer for each of them."""
+        """[tier, mode, unit] ns that a unit takes longer for each ns of the idle link that is copied beside it."""
         return np.asarray((1.0 - 1.0 / self.slowdown) / self.link_share, dtype=np.float64)
 
     @cached_property
     def kv_ring_bytes(self) -> NDArray[np.int64]:
         """[unit] the least ring that takes its pieces and its cache."""
-        return np.asarray(RING_PIECES * self.piece_bytes + self.kv_bytes + self.window_bytes, dtype=np.int64)
+        return self.plain_ring_bytes + self.kv_bytes + self.window_bytes
+
+    @cached_property
+    def plain_ring_bytes(self) -> NDArray[np.int64]:
+        """[unit] the least ring that takes its pieces."""
+        return np.asarray(RING_PIECES * self.piece_bytes, dtype=np.int64)
+
+    @cached_property
+    def ring_needs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The different least rings, ascending: for units without their caches, and with those that have one."""
+        return np.unique(self.plain_ring_bytes), np.unique(self.kv_ring_bytes[self.cached])
+
+    @cached_property
+    def cached(self) -> NDArray[np.bool_]:
+        """[unit] whether it has a KV cache."""
+        return np.asarray(self.kv_bytes > 0)
+
+    @cached_property
+    def classes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """[class] the first unit of those alike, and how many they are."""
+        _, first, count = np.unique(self.alike, return_index=True, return_counts=True)
+        return first, count
+
+    @cached_property
+    def without_kv_streaming(self) -> Costs:
+        return replace(self, capabilities=replace(self.capabilities, kv_streaming=False))
 
     @property
     def n_units(self) -> int:

@@ -15,12 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT
+from .orders import TierOrders
 from .pipeline import IntArray, ModeArray
-from .problem import SMALL_UNITS, Solution, StateArray, Task, rings_for, simulate, state_bytes, stream_mode
-from .streaming import Streaming, TierOrders
+from .problem import SMALL_UNITS, Solution, StateArray, Task, kept_bytes, rings_for, simulate, stream_mode
+from .streaming import Streaming
 
 POLISHED = 6  # exchanges that are followed up although they are no better as they are
-MIN_GAIN = 1e-6  # share of the objective; below it is rounding
+MIN_GAIN = 1e-6  # share of the objective that is worth a change
+ROUNDING = 1e-12  # share of a time; of modes that differ by less the first ones are taken
 
 
 _Chosen = dict[int, tuple[float, NDArray[np.uint8]]]  # tier -> time and modes
@@ -99,18 +101,16 @@ class Improver:
 
     def _other_modes(self, tier: int) -> NDArray[np.uint8]:
         """[unit] the alternative to the present mode: the device for a CPU unit and the reverse; else the same."""
-        device = self._device_modes(self._state, self._ring)
+        streamed = stream_mode(self._costs, self._state, self._ring)
+        device = np.where(self._state == EVERYTHING, RESIDENT, streamed)
         return np.where(self._modes[tier] == CPU, device, CPU).astype(np.uint8)
-
-    def _device_modes(self, state: StateArray, ring_bytes: IntArray | int) -> NDArray[np.uint8]:
-        streamed = stream_mode(self._costs, state, ring_bytes)
-        return np.where(state == EVERYTHING, RESIDENT, streamed).astype(np.uint8)
 
     # -- the resident set ------------------------------------------------------------
 
     def _exchange(self, states: Iterable[StateArray]) -> bool:
-        """The best change of the resident set."""
-        exchanges = self._prepared(list(states))
+        """The best change of the resident set to one that fits."""
+        every = np.array([*states, self._state])[:-1]  # of its shape, even if there are none
+        exchanges = self._prepared(every[kept_bytes(self._costs, every) <= self._task.room(self._reach)])
         rows = [row for exchange in exchanges for row in exchange.rows]
         if not rows:
             return False
@@ -121,7 +121,7 @@ class Improver:
             chosen = _fastest(exchange.rows, times[at : at + len(exchange.rows)])
             at += len(exchange.rows)
             found.append((self._with(chosen), exchange, chosen))
-        found.sort(key=lambda entry: entry[0])
+        found.sort(key=lambda entry: float(f"{entry[0]:.11e}"))  # the first of those that differ by rounding alone
         return self._take(found)
 
     def _take(self, found: Sequence[tuple[float, _Exchange, _Chosen]]) -> bool:
@@ -148,41 +148,41 @@ class Improver:
         for tier, (time, modes) in chosen.items():
             self._times[tier], self._modes[tier] = time, modes
 
-    def _prepared(self, states: Sequence[StateArray]) -> list[_Exchange]:
+    def _prepared(self, every: StateArray) -> list[_Exchange]:
         """What each tier could do with each of the states, starting from what it does now, and afresh."""
-        if not states or not self._tiers:
+        if not len(every) or not self._tiers:
             return []
-        every = np.array(states)
         rings = rings_for(self._task, every, self._reach)
-        devices, afresh = self._device_modes(every, rings), self._afresh(every, rings)
+        streamed = stream_mode(self._costs, every, rings)
+        devices, afresh = np.where(every == EVERYTHING, np.uint8(RESIDENT), streamed), self._afresh(every, streamed)
         kept = np.where(self._modes[self._tiers] == CPU, np.uint8(CPU), devices[:, None])  # [state, tier, unit]
         found = []
-        for state, ring, device, of_tiers in zip(states, rings.tolist(), devices, kept, strict=True):
+        for state, ring, device, of_tiers in zip(every, rings.tolist(), devices, kept, strict=True):
             changed, rows = np.flatnonzero(state != self._state), []
             for tier, modes in zip(self._tiers, of_tiers, strict=True):
                 rows += [(tier, other) for other in (*_alternatives(modes, device, changed), *next(afresh))]
             found.append(_Exchange(state, ring, tuple(rows)))
         return found
 
-    def _afresh(self, states: StateArray, rings: IntArray) -> Iterator[ModeArray]:
+    def _afresh(self, states: StateArray, streamed: ModeArray) -> Iterator[ModeArray]:
         """[row, unit] for each state and tier."""
         sets = np.repeat(np.arange(len(states)), len(self._tiers))
         tiers = np.tile(np.array(self._tiers, dtype=np.int64), len(states))
-        plan = Streaming(self._costs, self._orders, states, rings, sets, tiers)
+        plan = Streaming(self._costs, self._orders, states, streamed, sets, tiers)
         counts = [plan.counts(case, 1 if self._small else 0) for case in range(len(sets))]
         lengths = np.array([len(of_one) for of_one in counts])
         rows = plan.rows(np.repeat(np.arange(len(sets)), lengths), np.concatenate(counts))
         return iter(np.split(rows, np.cumsum(lengths)[:-1]))
 
     def _neighbours(self) -> Iterator[StateArray]:
-        """States that fit: one unit more or less, or one in the place of another."""
+        """One unit more or less, or one in the place of another."""
         limit = max(4, self.rows_left // (4 * max(1, len(self._tiers))))
         grown, shrunk = self._changes(up=True), self._changes(up=False)
         for one in _spread(np.concatenate([grown, shrunk]), limit):
-            yield from self._if_fits((one,))
+            yield from self._changed((one,))
         side = limit if self._small else max(2, isqrt(limit))
         for pair in product(_spread(shrunk, side), _spread(grown, side)):
-            yield from self._if_fits(pair)
+            yield from self._changed(pair)
 
     def _far_neighbours(self) -> Iterator[StateArray]:
         """One unit in the place of two, or two in the place of one; no more than the effort allows."""
@@ -191,7 +191,7 @@ class Improver:
         changes += [(*two, up) for two, up in product(combinations(shrunk, 2), grown)]
         limit = self.rows_left // (4 * max(1, len(self._tiers)))
         for i in _sample(np.arange(len(changes)), max(0, limit)):
-            yield from self._if_fits(changes[i])
+            yield from self._changed(changes[i])
 
     def _changes(self, *, up: bool) -> IntArray:
         """[change, (unit, new state)] one way."""
@@ -199,13 +199,12 @@ class Improver:
         able = (states != KV) | (self._costs.kv_bytes[:, None] > 0)
         return np.argwhere(able & (states > now if up else states < now))
 
-    def _if_fits(self, changes: Sequence[tuple[int, int]]) -> Iterator[StateArray]:
-        if len({unit for unit, _ in changes}) < len(changes):
-            return
-        state = self._state.copy()
-        for unit, new in changes:
-            state[unit] = new
-        if state_bytes(self._costs, state) <= self._task.room(self._reach):
+    def _changed(self, changes: Sequence[tuple[int, int]]) -> Iterator[StateArray]:
+        """Nothing where a unit is named twice."""
+        if len({unit for unit, _ in changes}) == len(changes):
+            state = self._state.copy()
+            for unit, new in changes:
+                state[unit] = new
             yield state
 
 
@@ -213,16 +212,19 @@ def _alternatives(
     kept: NDArray[np.uint8], device: NDArray[np.uint8], changed: NDArray[np.int64]
 ) -> list[NDArray[np.uint8]]:
     """The changed units on the device where they can be, or only where they are resident."""
-    placed, hosted = kept.copy(), kept.copy()
-    placed[changed] = device[changed]
-    hosted[changed] = np.where(device[changed] == RESIDENT, RESIDENT, CPU)
-    return [placed] if np.array_equal(placed, hosted) else [placed, hosted]
+    placed, there = kept.copy(), device[changed]
+    placed[changed] = there
+    if ((there == RESIDENT) | (there == CPU)).all():
+        return [placed]
+    hosted = kept.copy()
+    hosted[changed] = np.where(there == RESIDENT, RESIDENT, CPU)
+    return [placed, hosted]
 
 
 def _fastest(rows: Sequence[tuple[int, NDArray[np.uint8]]], times: NDArray[np.float64]) -> _Chosen:
     best: _Chosen = {}
     for (tier, modes), time in zip(rows, times.tolist(), strict=True):
-        if tier not in best or time < best[tier][0]:
+        if tier not in best or time < best[tier][0] * (1 - ROUNDING):
             best[tier] = (time, modes)
     return best
 

@@ -30,97 +30,112 @@ from .costs import CPU, STREAM_KV, Costs, FloatArray
 IntArray = NDArray[np.int64]
 ModeArray = NDArray[np.uint8]
 
-SAME_EVERY = 6  # sub-layers, after which a second step is compared with the first
+BLOCK_UNITS = 8  # at most so many sub-layers are joined one after the other; blocks of them are joined by twos
 
 
 def step_times(costs: Costs, tier: IntArray, modes: ModeArray, ring_ns: FloatArray) -> FloatArray:
     """ns of a step for each row: ``tier`` [row], ``modes`` [row, unit], ``ring_ns`` [row]."""
     rows = _Rows(costs, tier, modes, ring_ns)
-    left_over = rows.run(np.zeros(len(tier)))
     if not costs.capabilities.ring_across_steps:
         return rows.times(np.zeros(len(tier)))
-    if left_over.any():
-        rows.run(left_over, np.cumsum(rows.gain, axis=0))
     # one of many equal steps: what one prefetches for the next, it has to upload itself in the long run
-    return np.asarray(np.maximum(rows.times(left_over), rows.total + rows.fixed), dtype=np.float64)
+    return np.asarray(np.maximum(rows.times(rows.left_over()), rows.total + rows.fixed), dtype=np.float64)
 
 
 class _Rows:
-    """Arrays of the recurrence: [row, unit], and turned where the loop takes one unit of all rows at a time.
+    """Arrays of the recurrence, [unit, row]. A unit that is uploaded runs on the device, which the link does not slow:
 
-    What does not depend on the link's position is computed for all units at once, so that little is left for the loop:
+        U' = min(limit, max(need, U + alone))    with need = max(first + U + compute, W + compute * piece share),
+                                                 alone = compute * pace: the link's way where nothing is waited for
+        T  = fixed + sum(max(compute, need - U)) + sum((U' - U) * cost)    cost = (1 - 1/slowdown) / share
 
-        dur  = max(compute, need - U)                with need = max(first + U + compute, W + compute * piece share)
-        gain = min(limit - U, dur * pace)            of the position; pace = slowdown * share
-        T    = fixed + sum(dur) + sum(gain * cost)   cost = (1 - 1/slowdown) / share
+    With S the sum of ``alone`` up to and with a unit, U - S is clamped between need - S and limit - S by each unit.
+    Clamps in a row are one clamp again, so that a whole step is one, of which only the bounds have to be found.
     """
 
     def __init__(self, costs: Costs, tier: IntArray, modes: ModeArray, ring_ns: FloatArray) -> None:
-        flat = (tier[:, None] * costs.compute.shape[1] + modes) * costs.n_units + np.arange(costs.n_units)
-        turned = np.ascontiguousarray(flat.T)
-        compute, upload, piece = (a.take(turned) for a in (costs.compute, costs.upload, costs.last_piece))
-        until = np.cumsum(upload, axis=0)
-        need = np.maximum(until - upload * (1.0 - piece) + compute, until + compute * piece)
-        self.total = until[-1] if costs.n_units else np.zeros(len(tier))
-        able = costs.capabilities.ring_across_steps
-        ahead = np.minimum(ring_ns, _before_caches(costs, modes, upload, self.total)) if able else 0.0
-        self.limit = np.minimum(until + ring_ns, self.total + ahead)
+        flat = np.ascontiguousarray(modes.T) + tier * costs.compute.shape[1]
+        flat *= costs.n_units
+        flat += np.arange(costs.n_units)[:, None]
+        upload, alone = costs.upload.take(flat), costs.alone.take(flat)
+        self.compute, self.cost = costs.compute.take(flat), costs.pace_cost.take(flat)
+        until, self.moved = upload.cumsum(axis=0), alone.cumsum(axis=0)
+        self.total: FloatArray = upload.sum(axis=0)
         self.fixed = costs.step + hop_times(costs, tier, modes)
-        self.compute, self.pace, self.cost = compute, costs.pace.take(turned), costs.pace_cost.take(flat)
-        self.alone = compute * self.pace  # of the position, where nothing is waited for
-        # of a unit, in any row: whether the formulas' longer forms are needed
-        uploads = np.asarray(upload.any(axis=1))
-        self.uploads, self.paced = uploads.tolist(), (self.pace != 1.0).any(axis=1).tolist()
-        self.need = np.where(uploads[:, None], need, -np.inf)
-        self.gain = np.zeros_like(compute)
+        able = costs.capabilities.ring_across_steps
+        ahead = np.minimum(ring_ns, _before_caches(costs, modes, until - upload, self.total)) if able else 0.0
+        self.need = costs.lead.take(flat)
+        self.need += until
+        until += ring_ns
+        limit = np.minimum(until, self.total + ahead, out=until)
+        self.least, self.most = _clamps(self.need, limit, self.moved)
 
-    def run(self, uploaded: FloatArray, known: FloatArray | None = None) -> FloatArray:
-        """Fills ``gain`` for a step that begins with so much uploaded; what it leaves in the ring for the next.
-
-        ``known``: positions after each unit in the run before; once they are reached in all rows, its gains hold.
-        """
-        if not any(self.uploads):
-            return uploaded
-        subtract, maximum, minimum, add = np.subtract, np.maximum, np.minimum, np.add
-        done, wait, room = uploaded.copy(), np.empty(len(uploaded)), np.empty(len(uploaded))
-        units = zip(self.uploads, self.paced, self.limit, self.need, self.compute, self.alone, self.gain, strict=True)
-        for i, (uploads, paced, limit, need, compute, alone, gain) in enumerate(units):
-            subtract(limit, done, room)
-            if uploads:
-                subtract(need, done, wait)
-                alone = maximum(wait, compute, out=wait)
-                if paced:
-                    wait *= self.pace[i]
-            minimum(room, alone, out=gain)
-            add(done, gain, done)
-            if known is not None and i % SAME_EVERY == 0 and (done == known[i]).all():
-                break
-        return np.maximum(done - self.total, 0.0)
+    def left_over(self) -> FloatArray:
+        """[row] what a step that begins with an empty ring leaves in it for the next."""
+        if not len(self.compute):
+            return self.total
+        last = np.minimum(np.maximum(self.least[-1], 0.0), self.most[-1]) + self.moved[-1]
+        return np.asarray(np.maximum(last - self.total, 0.0))
 
     def times(self, uploaded: FloatArray) -> FloatArray:
-        """[row] of the step last run, which began with so much uploaded."""
-        before = np.cumsum(np.concatenate([uploaded[None], self.gain]), axis=0)[:-1]
-        lasting = np.maximum(self.compute, self.need - before)
-        gain = np.ascontiguousarray(self.gain.T)
-        times = self.fixed + lasting.sum(axis=0) + (gain * self.cost).sum(axis=1)
-        return np.asarray(times, dtype=np.float64)
+        """[row] of a step that begins with so much uploaded."""
+        after = np.minimum(np.maximum(uploaded, self.least), self.most) + self.moved
+        before = np.concatenate([uploaded[None], after[:-1]])
+        gain = after - before
+        gain *= self.cost
+        gain += np.maximum(self.compute, np.subtract(self.need, before, out=before), out=before)
+        return np.asarray(self.fixed + gain.sum(axis=0), dtype=np.float64)
 
 
-def _before_caches(costs: Costs, modes: ModeArray, upload: FloatArray, total: FloatArray) -> FloatArray:
-    """[row] what of the next step can be uploaded before it begins: all up to the first KV cache that is streamed."""
-    if not costs.capabilities.kv_streaming:
+def _clamps(least: FloatArray, most: FloatArray, moved: FloatArray) -> FloatArray:
+    """[2, unit, row] all clamps up to and with a unit as one, less ``moved``; of two at odds the later one holds."""
+    n, rows = least.shape
+    blocks = max(1, -(-n // BLOCK_UNITS))
+    each = max(1, -(-n // blocks))
+    bounds = np.empty((2, blocks * each, rows))
+    np.subtract(least, moved, out=bounds[0, :n])
+    np.subtract(most, moved, out=bounds[1, :n])
+    bounds[0, n:], bounds[1, n:] = -np.inf, np.inf
+    np.minimum(bounds[0], bounds[1], out=bounds[0])
+    _join(bounds.reshape(2, blocks, each, rows))
+    return bounds[:, :n]
+
+
+def _join(clamps: FloatArray) -> None:
+    """Each of [2, block, unit, row] with all before it: within blocks, the last of each, those with what follows."""
+    for i in range(1, clamps.shape[2]):
+        clamps[:, :, i] = _joined(clamps[:, :, i - 1], clamps[:, :, i])
+    last, width = clamps[:, :, -1].copy(), 1
+    while width < clamps.shape[1]:
+        last[:, width:] = _joined(last[:, :-width], last[:, width:])
+        width *= 2
+    clamps[:, 1:] = _joined(last[:, :-1, None], clamps[:, 1:])
+
+
+def _joined(first: FloatArray, second: FloatArray) -> FloatArray:
+    """Bounds [2, ...] of one clamp after the other."""
+    found = np.maximum(first, second[0])
+    return np.asarray(np.minimum(found, second[1], out=found))
+
+
+def _before_caches(costs: Costs, modes: ModeArray, before: FloatArray, total: FloatArray) -> FloatArray:
+    """[row] what of the next step can be uploaded before it begins: all up to the first KV cache that is streamed.
+
+    ``before`` [unit, row]: uploads of the units before.
+    """
+    if not (costs.capabilities.kv_streaming and costs.n_units):
         return total
-    early = np.ascontiguousarray(upload.T)
-    caches = modes == STREAM_KV
-    if caches.any():
-        early = np.where(np.logical_or.accumulate(caches, axis=1), 0.0, early)
-    return np.asarray(early.sum(axis=1))
+    caches, row = modes == STREAM_KV, np.arange(len(modes))
+    first = caches.argmax(axis=1)
+    return np.where(caches[row, first], before[first, row], total)
 
 
 def hop_times(costs: Costs, tier: IntArray, modes: ModeArray) -> FloatArray:
     """Sum of activation hops of each row: a step begins and ends on the host."""
     device = modes != CPU
-    changes = (device[:, 1:] != device[:, :-1]).sum(axis=1) + device[:, :1].sum(axis=1) + device[:, -1:].sum(axis=1)
+    if not costs.n_units:
+        return np.zeros(len(tier))
+    changes = (device[:, 1:] ^ device[:, :-1]).sum(axis=1) + device[:, 0] + device[:, -1]
     hops = changes // 2  # as many up as down
     return np.asarray(hops * costs.hop_up[tier] + hops * costs.hop_down[tier], dtype=np.float64)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from xlm_broker.planner.report import below_minimum, mib
 from .costs import RING_PIECES, Capabilities, Costs, FloatArray, build_costs
 from .hardware import Machine
 from .kernels import Kernels, Roofline
+from .orders import TierOrders
 from .pipeline import StepTrace, trace_step
 from .problem import Solution, StateArray, Task, default_effort, state_bytes
 from .search import search
@@ -40,12 +42,16 @@ class Planning:
     def tiers(self) -> list[int]:
         return [point.tokens for point in self.costs.points]
 
+    @cached_property
+    def orders(self) -> TierOrders:
+        return TierOrders.of(self.costs)
+
     def task(self, budget_bytes: int, effort: int | None = None, enough: Callable[[], bool] = lambda: False) -> Task:
         scratch = [self.work.scratch_bytes[tokens] for tokens in self.tiers]
         return Task(
             self.costs, self.prefill + self.decode, np.maximum.accumulate(np.array(scratch, dtype=np.int64)),
             self.work.small_bytes, max(0, budget_bytes), effort or default_effort(self.costs.n_units),
-            enough,
+            enough, self.orders,
         )  # fmt: skip
 
 
@@ -125,7 +131,7 @@ def prepare(
     kernels, workload = kernels or Roofline(machine), workload or Workload()
     costs = build_costs(work, machine, kernels, tier_points(workload, tiers), capabilities or Capabilities())
     notes = (*work.fallbacks, *sorted(kernels.fallbacks()))
-    return Planning(
+    planning = Planning(
         work,
         machine,
         costs,
@@ -135,6 +141,8 @@ def prepare(
         decode_weights(workload, tiers),
         notes,
     )
+    _ = planning.orders  # found here, not in the time of the first plan
+    return planning
 
 
 def make_plan(

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from .costs import CPU, EVERYTHING, KV, NOTHING, RING_PIECES, STREAM, STREAM_KV, Costs, FloatArray
+from .costs import CPU, EVERYTHING, KV, NOTHING, STREAM, STREAM_KV, Costs, FloatArray
+from .orders import TierOrders
 from .pipeline import IntArray, ModeArray, step_times
 
 StateArray = NDArray[np.int8]
@@ -43,6 +44,7 @@ class Task:
     budget_bytes: int
     effort: int
     enough: Callable[[], bool] = field(default=lambda: False, compare=False)  # True: the search ends with what it has
+    orders: TierOrders | None = field(default=None, compare=False, repr=False)  # of these costs, where they are known
 
     def room(self, reach: int) -> int:
         """Bytes for copies and ring if the first ``reach`` tiers use the device."""
@@ -80,12 +82,15 @@ def state_bytes(costs: Costs, state: StateArray) -> int:
 
 def stream_mode(costs: Costs, state: StateArray, ring_bytes: IntArray | int) -> NDArray[np.uint8]:
     """[..., unit] STREAM or STREAM_KV where the unit could be streamed under this state and ring, else CPU."""
-    ring, need = np.asarray(ring_bytes)[..., None], RING_PIECES * costs.piece_bytes
-    plain = ((state == KV) | (costs.kv_bytes == 0)) & (need <= ring)
-    with_kv = (state == NOTHING) & (costs.kv_bytes > 0) & (costs.kv_ring_bytes <= ring)
-    with_kv &= costs.capabilities.kv_streaming
-    unkept = (state != EVERYTHING) & (ring > 0)
-    return np.where(unkept & plain, STREAM, np.where(unkept & with_kv, STREAM_KV, CPU)).astype(np.uint8)
+    ring = np.asarray(ring_bytes)[..., None]
+    plain = (state == KV) | ((state == NOTHING) & ~costs.cached)
+    plain &= (costs.plain_ring_bytes <= ring) & (ring > 0)
+    mode = np.where(plain, np.uint8(STREAM), np.uint8(CPU))
+    if costs.capabilities.kv_streaming:
+        with_kv = (state == NOTHING) & costs.cached
+        with_kv &= (costs.kv_ring_bytes <= ring) & (ring > 0)
+        mode[with_kv] = STREAM_KV
+    return mode
 
 
 def rings_for(task: Task, states: StateArray, reach: int) -> IntArray:

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT, STREAM, STREAM_KV, Costs, FloatArray
 
 ROUNDS = 4
-_GRID = 5  # values of a multiplier in a round
+_GRID = np.arange(5.0)  # values of a multiplier in a round: two below the best so far, itself, two above
+_PAIRS = np.stack([np.tile(_GRID, len(_GRID)), np.repeat(_GRID, len(_GRID))], axis=1)
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,7 @@ def relax(costs: Costs, weights: FloatArray, memory_bytes: float, rounds: int = 
     own = [problem.tier_costs(tier, best[tier : tier + 1]) for tier in range(len(best))]
     width, value = 0.5, 0.0
     for _ in range(rounds):
-        steps = np.linspace(-width, width, _GRID)
-        around = np.stack([np.tile(steps, _GRID), np.repeat(steps, _GRID)], axis=1)
+        around = _PAIRS * (width / 2) - width
         for tier in range(len(best)):
             trial = _inside(best[tier], around)
             value, at, own[tier] = _best_point(problem, own, tier, trial, memory_bytes)
@@ -84,15 +84,15 @@ class _Problem:
     stream_kv: FloatArray
     barred: FloatArray  # [class] infinite where STREAM_KV cannot be
     shared: FloatArray  # [tier] k
-    state_bytes: FloatArray  # [2, class] of one unit
+    state_bytes: FloatArray  # [2, class] of all its units
     count: FloatArray  # [class]
     fixed: float
 
     @classmethod
     def of(cls, costs: Costs, weights: FloatArray) -> _Problem:
         tiers = np.flatnonzero(weights > 0)
-        _, first, count = np.unique(costs.alike, return_index=True, return_counts=True)
-        compute, busy, upload = (a[tiers][:, :, first] for a in (costs.compute, costs.busy, costs.upload))
+        first, count = costs.classes
+        compute, busy, upload = (a[:, :, first][tiers] for a in (costs.compute, costs.busy, costs.upload))
         kv, weight = costs.kv_bytes[first], costs.weight_bytes[first]
         # streaming whose upload is part of its compute (experts on demand) counts on the link as well
         upload = upload + np.where(upload > 0, 0.0, compute - compute[:, RESIDENT : RESIDENT + 1])
@@ -103,7 +103,7 @@ class _Problem:
             stream=upload[:, STREAM], stream_kv=upload[:, STREAM_KV],
             barred=np.where((kv > 0) & (not able), np.inf, 0.0),
             shared=1.0 - 1.0 / np.maximum(slow.min(axis=1, initial=np.inf), 1.0),
-            state_bytes=np.stack([kv, kv + weight]).astype(np.float64), count=count.astype(np.float64),
+            state_bytes=np.stack([kv, kv + weight]).astype(np.float64) * count, count=count.astype(np.float64),
             fixed=float(weights.sum() * costs.step),
         )  # fmt: skip
 
@@ -139,14 +139,17 @@ class _Problem:
         """[trial] most that can be saved: steps of the lower convex hull, taken by saving per byte."""
         first = (costs[:, NOTHING] - costs[:, KV]) * self.count
         whole = (costs[:, NOTHING] - costs[:, EVERYTHING]) * self.count
-        kv, all_ = self.state_bytes * self.count
+        kv, all_ = self.state_bytes
         split = first * all_ > whole * kv  # the cache alone is worth more per byte than everything
-        one = np.where(split, first, whole), np.where(split, kv, all_)
-        two = np.where(split, whole - first, 0.0), np.where(split, all_ - kv, 0.0)
-        gain, size = np.concatenate([one[0], two[0]], axis=1), np.concatenate([one[1], two[1]], axis=1)
-        worth = -gain / np.maximum(size, 1e-9)
-        order = worth.argsort(axis=1, kind="stable") + (np.arange(len(worth)) * worth.shape[1])[:, None]
-        gain, size = gain.ravel()[order], size.ravel()[order]
+        gain, size = np.empty((2, len(first), 2 * len(kv)))
+        one, two = slice(None, len(kv)), slice(len(kv), None)
+        gain[:, one], size[:, one] = np.where(split, first, whole), np.where(split, kv, all_)
+        np.subtract(whole, gain[:, one], out=gain[:, two])  # where all was taken at once, nothing is left
+        np.subtract(all_, size[:, one], out=size[:, two])
+        least = np.maximum(size, 1e-9)
+        order = (-gain / least).argsort(axis=1, kind="stable")
+        order += (np.arange(len(order)) * order.shape[1])[:, None]
+        gain, size, least = gain.take(order), size.take(order), least.take(order)
         before = size.cumsum(axis=1) - size
-        share = np.minimum(np.maximum((max(0.0, memory_bytes) - before) / np.maximum(size, 1e-9), 0.0), 1.0)
+        share = np.minimum(np.maximum((max(0.0, memory_bytes) - before) / least, 0.0), 1.0)
         return np.asarray((np.maximum(gain, 0.0) * share).sum(axis=1), dtype=np.float64)

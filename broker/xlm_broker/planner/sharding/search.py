@@ -12,10 +12,11 @@ Deterministic. The effort is counted in simulated sub-layers, never in time.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from itertools import groupby, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +24,12 @@ from numpy.typing import NDArray
 from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT, RING_PIECES, STREAM, STREAM_KV, Costs, FloatArray
 from .counts import counted_states
 from .exact import MAX_UNITS, improve_exactly
-from .improve import Improver
-from .pipeline import IntArray, ModeArray
-from .problem import SMALL_UNITS, Solution, StateArray, Task, kept_bytes, on_cpu, rings_for, simulate
+from .improve import ROUNDING, Improver
+from .orders import TierOrders
+from .pipeline import IntArray
+from .problem import SMALL_UNITS, Solution, StateArray, Task, kept_bytes, on_cpu, rings_for, simulate, stream_mode
 from .relax import ROUNDS, Relaxation, relax
-from .streaming import Streaming, TierOrders
+from .streaming import Streaming
 
 MIN_REACH_SHARE = 0.15  # scratch below this share of the budget is no reason to do without a tier
 FINALISTS = 3  # proposals that are simulated, at least
@@ -41,13 +43,14 @@ FINALIST_ROWS = 13  # simulated steps of a finalist and tier, at most
 class _Proposal:
     """``spared``: what the resident set was to leave for the ring; ``ring_bytes``: what it left.
 
-    ``cases``: of ``streaming``, one for each tier that uses the device.
+    ``with_caches``: whether it may stream them. ``cases``: of ``streaming``, one for each tier that uses the device.
     """
 
     state: StateArray
     spared: int
     ring_bytes: int
     reach: int
+    with_caches: bool = True
     streaming: Streaming | None = field(default=None, repr=False)
     cases: tuple[int, ...] = ()
 
@@ -63,7 +66,7 @@ def search(task: Task, keep: StateArray | None = None) -> Solution:
     Never above the budget. All on the CPU where nothing fits, or where the device does not help.
     """
     best = on_cpu(task)
-    orders = TierOrders.of(task.costs)
+    orders = task.orders or TierOrders.of(task.costs)
     relaxed = {reach: _relaxed(task, reach) for reach in _reaches(task)}
     bound = min([best.objective, *(r.bound_ns for r in relaxed.values())])
     finalists = _finalists(task, orders, relaxed, keep)
@@ -77,24 +80,30 @@ def search(task: Task, keep: StateArray | None = None) -> Solution:
 
 
 def _starts(task: Task, proposals: Sequence[_Proposal], found: Sequence[Solution]) -> list[Solution]:
-    """Where to improve from, best first: of each reach and spared ring the best, then all others."""
+    """Where to improve from, best first: of each reach and spared ring the best, then all others. In large models the
+    best alone, and of those as good as it the one with the longest ring, with which other changes are near."""
     best: dict[tuple[int, int], Solution] = {}
     for proposal, solution in sorted(zip(proposals, found, strict=True), key=lambda pair: pair[1].objective):
         best.setdefault((proposal.reach, proposal.spared), solution)
     first = {id(solution) for solution in best.values()}
-    rest = sorted((s for s in found if id(s) not in first), key=lambda s: s.objective)
-    return [*best.values(), *rest] if task.costs.n_units <= SMALL_UNITS else list(best.values())[:1]
+    if task.costs.n_units <= SMALL_UNITS:
+        return [*best.values(), *sorted((s for s in found if id(s) not in first), key=lambda s: s.objective)]
+    ordered = list(best.values())
+    equal = [s for s in ordered[1:] if s.objective <= ordered[0].objective * (1 + ROUNDING)]
+    return [*ordered[:1], *sorted(equal, key=lambda s: -s.ring_bytes)[:1]]
 
 
 def _improved(task: Task, starts: Sequence[Solution], orders: TierOrders, *, exchange: bool) -> Iterator[Solution]:
-    """One start after the other, the most promising first, until the effort is used up."""
+    """One start after the other, the most promising first, until the effort is used up; in large models, where there
+    are two at most, each with all of it."""
     rows = task.effort // (2 * max(1, task.costs.n_units))
     for start in starts:
         if rows > 0 and not task.enough():
             share = max(rows // STARTS, MIN_ROWS)
             improver = Improver(task, start, orders, min(rows, share))
             yield improver.run(exchange=exchange)
-            rows -= min(rows, share) - improver.rows_left
+            if task.costs.n_units <= SMALL_UNITS:
+                rows -= min(rows, share) - improver.rows_left
 
 
 def _finalists(
@@ -105,25 +114,23 @@ def _finalists(
     count = max(FINALISTS, min(MAX_FINALISTS, task.effort // (2 * rows * max(1, task.costs.n_units))))
     both = task.costs.capabilities.kv_streaming and keep is None
     count = max(FINALISTS, count // 2) if both else count
-    proposals = [p for reach, r in relaxed.items() for p in _proposals(task, reach, r, keep)]
-    best = _least(task, orders, proposals, count)
+    plain_orders = _plain_orders(task) if keep is None else []
+    heard = [[p for reach, r in relaxed.items() for p in _proposals(task, reach, r, keep, plain_orders)]]
     if both:
         # streaming a cache makes keeping one look worthless by estimate; sets that do keep them get a hearing too
-        plain = _without_kv_streaming(task)
-        others = [p for r in relaxed for p in _proposals(plain, r, _relaxed(plain, r, rounds=2), None, counted=False)]
-        best = _distinct([*best, *_least(plain, orders, others, count)])
-    return best
+        plain = replace(task, costs=task.costs.without_kv_streaming)
+        prices = {reach: _relaxed(plain, reach, rounds=2) for reach in relaxed}
+        others = [_proposals(plain, reach, r, None, plain_orders, counted=False) for reach, r in prices.items()]
+        heard.append(list(chain.from_iterable(others)))
+    return _distinct(_least(task, orders, [_distinct(proposals) for proposals in heard], count))
 
 
-def _without_kv_streaming(task: Task) -> Task:
-    capabilities = replace(task.costs.capabilities, kv_streaming=False)
-    return replace(task, costs=replace(task.costs, capabilities=capabilities))
-
-
-def _least(task: Task, orders: TierOrders, proposals: Iterable[_Proposal], count: int) -> list[_Proposal]:
-    found = _streamed(task.costs, orders, _distinct(proposals), np.flatnonzero(task.weights > 0))
-    estimates = _estimates(task, orders, found)
-    return [found[i] for i in sorted(range(len(found)), key=lambda i: estimates[i])[:count]]
+def _least(task: Task, orders: TierOrders, heard: Sequence[list[_Proposal]], count: int) -> list[_Proposal]:
+    """Those of least estimate of each hearing."""
+    found = _streamed(task.costs, orders, list(chain.from_iterable(heard)), np.flatnonzero(task.weights > 0))
+    estimates, ends = _estimates(task, orders, found), accumulate(len(proposals) for proposals in heard)
+    places = [sorted(range(end - len(h), end), key=estimates.__getitem__) for h, end in zip(heard, ends, strict=True)]
+    return [found[i] for order in places for i in order[:count]]
 
 
 def _reaches(task: Task) -> list[int]:
@@ -153,33 +160,54 @@ class _Order:
     unit: IntArray
     state: NDArray[np.int8]
     extra: IntArray
+    known: dict[int, StateArray] = field(default_factory=dict, compare=False, repr=False)  # by room
 
     @cached_property
-    def total(self) -> IntArray:
+    def _total(self) -> IntArray:
         return np.cumsum(self.extra)
+
+    @cached_property
+    def _runs(self) -> tuple[list[int], list[tuple[int, int, int]]]:
+        """Copies of one size side by side: where each run ends; its end, bytes of each, and the least from there on."""
+        ends = np.concatenate([np.flatnonzero(np.diff(self.extra)) + 1, [len(self.extra)]])
+        each = self.extra[ends - 1]
+        least = np.minimum.accumulate(each[::-1])[::-1]
+        return ends.tolist(), list(zip(ends.tolist(), each.tolist(), least.tolist(), strict=True))
 
     def filled(self, n_units: int, room: int) -> StateArray:
         """Takes in order whatever still fits."""
-        state = np.zeros(n_units, dtype=np.int8)
-        at, total = np.arange(len(self.unit)), self.total
-        while len(at):
-            count = int(np.searchsorted(total, room, side="right"))
-            state[self.unit[at[:count]]] = self.state[at[:count]]  # a unit's cache comes before all of it
-            room -= int(total[count - 1]) if count else 0
-            at = at[count:]
-            at = at[self.extra[at] <= room]
-            total = np.cumsum(self.extra[at])
+        if room not in self.known:
+            self.known[room] = self._filled(n_units, room)
+        return self.known[room]
+
+    def _filled(self, n_units: int, room: int) -> StateArray:
+        state, begin = np.zeros(n_units, dtype=np.int8), int(self._total.searchsorted(room, side="right"))
+        state[self.unit[:begin]] = self.state[:begin]  # a unit's cache comes before all of it
+        if begin == len(self.unit):
+            return state
+        room -= int(self._total[begin - 1]) if begin else 0
+        ends, runs = self._runs
+        for end, each, least in runs[bisect_right(ends, begin) :]:
+            if least > room:
+                break
+            if each <= room:
+                taken = slice(begin, min(end, begin + room // each) if each else end)
+                state[self.unit[taken]] = self.state[taken]
+                room -= (taken.stop - begin) * each
+            begin = end
         return state
 
 
 def _proposals(
-    task: Task, reach: int, relaxed: Relaxation, keep: StateArray | None, *, counted: bool = True
-) -> list[_Proposal]:
+    task: Task, reach: int, relaxed: Relaxation, keep: StateArray | None, plain_orders: Sequence[_Order], *,
+    counted: bool = True,
+) -> list[_Proposal]:  # fmt: skip
     room, n_units = task.room(reach), task.costs.n_units
     states: list[tuple[StateArray, int]] = [] if keep is None else [(keep, 0)]
     if keep is None:
         rings = _ring_sizes(task, room)
-        states = [(order.filled(n_units, room - ring), ring) for order in _orders(task, relaxed) for ring in rings]
+        orders = [*_priced_orders(task.costs, relaxed), *plain_orders]
+        states = [(order.filled(n_units, room - ring), ring) for order in orders for ring in rings]
         if counted:
             found = counted_states(task.costs, [room - ring for ring in rings])
             states += [(state, rings[i]) for i, state in found]
@@ -188,18 +216,18 @@ def _proposals(
     every = np.array([state for state, _ in states])
     fits, rings_left = kept_bytes(task.costs, every) <= room, rings_for(task, every, reach).tolist()
     zipped = zip(states, fits.tolist(), rings_left, strict=True)
-    return [_Proposal(state, spared, left, reach) for (state, spared), fit, left in zipped if fit]
+    caches = task.costs.capabilities.kv_streaming
+    return [_Proposal(state, spared, left, reach, caches) for (state, spared), fit, left in zipped if fit]
 
 
 def _ring_sizes(task: Task, room: int) -> list[int]:
     """None; room for the pieces of each class; deeper ones, to look ahead over more CPU sub-layers."""
     costs, bound = task.costs, room
-    needs = np.unique(RING_PIECES * costs.piece_bytes)
+    needs, with_kv = costs.ring_needs
     count = max(3, task.effort // (500 * max(1, costs.n_units)))
     rings = _few(np.unique(np.concatenate([needs, 2 * needs[-1:], 4 * needs[-1:]])), bound, count)
     if costs.capabilities.kv_streaming:
-        with_kv = costs.kv_ring_bytes[costs.kv_bytes > 0]
-        rings += _few(np.unique(with_kv), bound, count // 2)
+        rings += _few(with_kv, bound, count // 2)
     return [0, *sorted(set(rings))]
 
 
@@ -211,16 +239,21 @@ def _few(values: NDArray[np.int64], bound: int, count: int) -> list[int]:
     return [int(value) for value in fitting]
 
 
-def _orders(task: Task, relaxed: Relaxation) -> Iterator[_Order]:
-    """By the relaxation's prices, equals side by side or spread; by the first tier's own gain; whole layers."""
-    costs, last_first = task.costs, np.arange(task.costs.n_units)[::-1]
-    yield _by_price(costs, relaxed.saving, last_first)
+def _priced_orders(costs: Costs, relaxed: Relaxation) -> Iterator[_Order]:
+    """By the relaxation's prices, equals side by side or spread."""
+    yield _by_price(costs, relaxed.saving, np.arange(costs.n_units)[::-1])
     yield _by_price(costs, relaxed.saving, _reversed_bits(costs.n_units))
+
+
+def _plain_orders(task: Task) -> list[_Order]:
+    """Whole layers; by the first tier's own gain."""
+    costs, last_first = task.costs, np.arange(task.costs.n_units)[::-1]
     everything = np.full(costs.n_units, EVERYTHING, dtype=np.int8)
-    yield _Order(last_first, everything, (costs.weight_bytes + costs.kv_bytes)[last_first])
+    found = [_Order(last_first, everything, (costs.weight_bytes + costs.kv_bytes)[last_first])]
     for tier in np.flatnonzero(task.weights > 0)[:1]:
         gain = costs.compute[tier, CPU] - costs.compute[tier, RESIDENT]
-        yield _by_price(costs, np.stack([np.zeros_like(gain), gain]), last_first)
+        found.append(_by_price(costs, np.stack([np.zeros_like(gain), gain]), last_first))
+    return found
 
 
 def _by_price(costs: Costs, saving: FloatArray, tie: NDArray[np.int64]) -> _Order:
@@ -258,8 +291,10 @@ def _streamed(costs: Costs, orders: TierOrders, proposals: Sequence[_Proposal], 
     if not pairs:
         return list(proposals)
     states, rings = np.array([p.state for p in proposals]), np.array([p.ring_bytes for p in proposals])
+    modes = stream_mode(costs, states, rings)
+    modes[(modes == STREAM_KV) & ~np.array([[p.with_caches] for p in proposals])] = CPU
     sets, tiers = np.array(pairs, dtype=np.int64).T
-    plan, ends = Streaming(costs, orders, states, rings, sets, tiers), np.searchsorted(sets, np.arange(len(states) + 1))
+    plan, ends = Streaming(costs, orders, states, modes, sets, tiers), np.searchsorted(sets, np.arange(len(states) + 1))
     cases = [tuple(range(a, b)) for a, b in pairwise(ends.tolist())]
     return [replace(p, streaming=plan, cases=case) for p, case in zip(proposals, cases, strict=True)]
 
@@ -275,29 +310,23 @@ def _estimates(task: Task, orders: TierOrders, proposals: Sequence[_Proposal]) -
 
 
 def _simulated(task: Task, proposals: Sequence[_Proposal]) -> list[Solution]:
-    """All proposals in one run of the pipeline; each with its best count of streamed sub-layers in every tier."""
-    tried = [p.tried() for p in proposals]
-    if not any(tried):
-        return [on_cpu(task) for _ in proposals]
-    tiers, modes = _rows(proposals, tried)
+    """All proposals in one run of the pipeline; each with its best count of streamed sub-layers in every tier. All of
+    one ``Streaming``."""
+    host, tried = on_cpu(task), [p.tried() for p in proposals]
+    plan = proposals[0].streaming if any(tried) else None
+    if plan is None:
+        return [host for _ in proposals]
+    case, count = np.array(list(chain.from_iterable(tried)), dtype=np.int64).T
+    tiers, modes = plan.tiers[case], plan.rows(case, count)
     rings = np.repeat([p.ring_bytes for p in proposals], [len(rows) for rows in tried])
     timed = zip(tiers.tolist(), modes, simulate(task.costs, tiers, modes, rings).tolist(), strict=True)
-    return [_best_of(task, p, list(islice(timed, len(rows)))) for p, rows in zip(proposals, tried, strict=True)]
+    return [_best_of(task, host, p, islice(timed, len(rows))) for p, rows in zip(proposals, tried, strict=True)]
 
 
-def _rows(proposals: Sequence[_Proposal], tried: Sequence[Sequence[tuple[int, int]]]) -> tuple[IntArray, ModeArray]:
-    """Tiers and modes of all (case, count) pairs of all proposals."""
-    parts = []
-    for plan, group in groupby(zip(proposals, tried, strict=True), key=lambda pair: pair[0].streaming):
-        case, count = np.array([row for _, rows in group for row in rows], dtype=np.int64).reshape(-1, 2).T
-        if plan is not None:
-            parts.append((plan.tiers[case], plan.rows(case, count)))
-    return np.concatenate([tiers for tiers, _ in parts]), np.concatenate([modes for _, modes in parts])
-
-
-def _best_of(task: Task, proposal: _Proposal, rows: Sequence[tuple[int, NDArray[np.uint8], float]]) -> Solution:
-    solution = on_cpu(task)
-    times, modes = solution.times.copy(), solution.modes.copy()
+def _best_of(
+    task: Task, host: Solution, proposal: _Proposal, rows: Iterable[tuple[int, NDArray[np.uint8], float]]
+) -> Solution:
+    times, modes = host.times.copy(), host.modes.copy()
     for tier, mode, time in sorted(rows, key=lambda row: -row[2]):
         if time < times[tier]:
             times[tier], modes[tier] = time, mode

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xlm_broker.planner.sharding.costs import CPU, RESIDENT, STREAM, Costs
+from xlm_broker.planner.sharding.costs import CPU, RESIDENT, STREAM, Capabilities, Costs
 from xlm_broker.planner.sharding.pipeline import hop_times, step_times, trace_step
 
+from . import examples
 from .cases import make_task
 
 PIECES = 16
@@ -82,17 +84,31 @@ def test_agrees_with_piece_by_piece(seed: int, n_units: int, rings: int) -> None
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**31), n_units=st.integers(1, 20), contention=st.booleans())
-def test_rows_and_trace_are_the_same_recurrence(seed: int, n_units: int, contention: bool) -> None:
+@given(seed=st.integers(0, 2**31), n_units=st.integers(1, 70), contention=st.booleans(), lasting=st.booleans())
+def test_rows_and_trace_are_the_same_recurrence(seed: int, n_units: int, contention: bool, lasting: bool) -> None:
     costs = costs_of(seed, n_units, contention=contention)
+    costs = replace(costs, capabilities=replace(costs.capabilities, ring_across_steps=lasting))
     modes = np.array([random_modes(seed + i, costs) for i in range(5)])
     ring_ns = float(costs.upload[0, STREAM].max()) * 1.5
     times = step_times(costs, np.array([0, 1, 0, 1, 0]), modes, np.full(5, ring_ns))
     for row, tier in enumerate((0, 1, 0, 1, 0)):
         trace = trace_step(costs, tier, modes[row], ring_ns)
-        assert trace.total == pytest.approx(times[row], rel=1e-12)
+        assert trace.total == pytest.approx(times[row], rel=1e-12, abs=1e-3)  # rounded to that
         parts = trace.compute_cpu + trace.compute_device + trace.wait + trace.hops + trace.slowed + costs.step
         assert trace.total == pytest.approx(parts, rel=1e-9)
+
+
+@pytest.mark.parametrize("entry", [examples.DENSE, examples.SPARSE], ids=["dense", "sparse"])
+@pytest.mark.parametrize("granular", [False, True])
+def test_what_is_uploaded_ahead_runs_on_a_device_that_the_link_does_not_slow(
+    entry: dict[str, Any], granular: bool
+) -> None:
+    capabilities = Capabilities(kv_streaming=True, expert_granular=granular)
+    costs = examples.planning(entry, examples.LAPTOP, capabilities=capabilities).costs
+    ahead = costs.upload > 0
+    assert ahead.any()
+    assert (costs.busy[ahead] == costs.compute[ahead]).all()
+    assert (costs.link_share[ahead] == 1.0).all()
 
 
 @settings(max_examples=60, deadline=None)
@@ -103,8 +119,8 @@ def test_never_below_chain_and_link(seed: int, n_units: int) -> None:
     (time,) = step_times(costs, np.array([0]), modes[None], np.array([1e12]))
     index = np.arange(n_units)
     chain = costs.compute[0, modes, index].sum() + hop_times(costs, np.array([0]), modes[None])[0] + costs.step
-    assert time >= chain - 1e-6
-    assert time >= costs.upload[0, modes, index].sum()
+    assert time >= chain - 1e-3
+    assert time >= costs.upload[0, modes, index].sum() - 1e-3
 
 
 def test_nothing_streamed_is_a_sum() -> None:

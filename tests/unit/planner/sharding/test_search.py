@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from xlm_broker.planner.sharding.costs import EVERYTHING, RESIDENT, Capabilities
 from xlm_broker.planner.sharding.plan import make_plan
-from xlm_broker.planner.sharding.problem import Solution, Task, ring_for, state_bytes, stream_mode
+from xlm_broker.planner.sharding.problem import Solution, Task, on_cpu, ring_for, state_bytes, stream_mode
 from xlm_broker.planner.sharding.report import tier_reports
-from xlm_broker.planner.sharding.search import search
+from xlm_broker.planner.sharding.search import _Order, _Proposal, _starts, search
 
 from . import examples
 from .cases import better_than, make_task, optimum, sets_and_bounds, tasks
@@ -137,6 +137,30 @@ def test_pure_kinds_are_never_better() -> None:
         plan = make_plan(examples.planning(examples.DENSE, examples.LAPTOP), budget << 30)
         for report in tier_reports(plan):
             assert report.step <= min(report.alternatives.values()) * 1.02
+
+
+def test_filling_is_greedy_by_the_order() -> None:
+    """Against the same one copy after the other: whatever still fits is taken."""
+    rng = np.random.default_rng(7)
+    for n in (0, 1, 5, 40):
+        extra = rng.choice([0, 2, 3, 7, 20], n).astype(np.int64)
+        order = _Order(rng.permutation(n), np.full(n, EVERYTHING, dtype=np.int8), extra)
+        for room in (-1, 0, 1, 9, 30, 500):
+            taken, left = np.zeros(n, dtype=np.int8), room
+            for unit, size in zip(order.unit, extra, strict=True):
+                if size <= left:
+                    taken[unit], left = EVERYTHING, left - int(size)
+            assert np.array_equal(order.filled(n, room), taken)
+
+
+def test_of_plans_as_good_the_one_with_the_longest_ring_is_improved_too() -> None:
+    task = make_task(3, 20)
+    host = on_cpu(task)
+    found = [(1.0, 5), (1.0 + 1e-15, 7), (1.0, 9), (1.0 + 1e-15, 8), (1.001, 99)]
+    solutions = [replace(host, objective=objective, ring_bytes=ring) for objective, ring in found]
+    proposals = [_Proposal(host.state, spared, 0, 1) for spared in range(len(found))]
+    assert [s.ring_bytes for s in _starts(task, proposals, solutions)] == [5, 9]
+    assert [s.ring_bytes for s in _starts(task, proposals[3:], solutions[3:])] == [8]
 
 
 def test_more_memory_is_not_slower_by_more_than_the_search_misses() -> None:
