@@ -47,7 +47,7 @@ std::vector<std::pair<const char *, Moe>> all_forms() {
 
 xlm_expert_policy policy_of(uint32_t n_slots, bool cpu = false) {
     // With a CPU that takes no time every miss is the CPU's; with one that takes long, none.
-    return {sizeof(xlm_expert_policy), n_slots, 1000, cpu ? 1U : 0U, cpu ? 1U : 0U, 0};
+    return {sizeof(xlm_expert_policy), n_slots, 1000, cpu ? 1U : 0U, cpu ? 1U : 0U, 0, n_slots % 2, 0};
 }
 
 void schedule(const xlm_expert_policy & policy, uint64_t ring_bytes, uint8_t others = XLM_PLACE_RESIDENT,
@@ -172,6 +172,44 @@ void test_prefill_moves_each_used_expert_once() {
         CHECK(now.expert_misses <= uint64_t{12 * kLayers} && now.expert_passes > 0);
         check_books();
     }
+}
+
+uint32_t kind_of(int32_t sublayer) {
+    xlm_sublayer_info info{};
+    info.struct_size = sizeof info;
+    CHECK_EQ(xlm_device_sublayer(static_cast<uint32_t>(sublayer), &info), XLM_OK);
+    return info.kind;
+}
+
+// Other weights stream too: none of theirs is queued between a layer's attention and its experts. And of small copies,
+// each of which takes its time, there are the router's ids and the places of what is uploaded; no more.
+void test_experts_wait_for_no_other_weights() {
+    Pair pair(51, plain_form());
+    std::mt19937 random(52);
+    set_budget(kPlenty);
+    schedule(policy_of(0), 256 << 10, XLM_PLACE_STREAM);
+    for (int i = 0; i < 3; i++)
+        CHECK(pair.step(random, 1));
+    CHECK_EQ(xlm_device_trace(4096), XLM_OK);
+    CHECK(pair.step(random, 1));
+    uint64_t lost = 0;
+    bool near = false;
+    int n_experts = 0, n_others = 0, n_down = 0, n_up = 0;
+    for (const xlm_trace_event & event : read_trace(4096, lost)) {
+        if (event.sublayer < 0) continue;
+        const bool experts = kind_of(event.sublayer) == XLM_KIND_EXPERTS;
+        near |= event.kind == XLM_TRACE_DEVICE && kind_of(event.sublayer) == XLM_KIND_ATTENTION;
+        near &= !(event.kind == XLM_TRACE_UPLOAD && experts);
+        n_experts += event.kind == XLM_TRACE_UPLOAD && experts;
+        n_others += event.kind == XLM_TRACE_UPLOAD && !experts;
+        CHECK(!(near && event.kind == XLM_TRACE_UPLOAD));
+        n_down += event.kind == XLM_TRACE_COPY_DOWN && experts;
+        n_up += event.kind == XLM_TRACE_COPY_UP && experts;
+    }
+    CHECK_EQ(xlm_device_trace(0), XLM_OK);
+    CHECK(n_experts > 0 && n_others > 0 && lost == 0);
+    CHECK_EQ(n_down, kLayers);
+    CHECK_EQ(n_up, kLayers);
 }
 
 void test_resident_streamed_and_whole_give_the_same() {
@@ -463,6 +501,7 @@ int main(int argc, char ** argv) {
         {"forms", test_every_form_and_number_of_slots},
         {"traffic", test_slots_save_traffic},
         {"prefill", test_prefill_moves_each_used_expert_once},
+        {"order", test_experts_wait_for_no_other_weights},
         {"placements", test_resident_streamed_and_whole_give_the_same},
         {"no_memory", test_no_memory_for_slots_or_window},
         {"other_form", test_another_form_of_graph_is_handled_as_a_whole},

@@ -14,7 +14,7 @@ using namespace xlm;
 namespace {
 
 xlm_expert_policy rates(uint64_t upload_ns, uint64_t cpu_ns, uint64_t token_ns = 0, uint64_t fixed_ns = 0) {
-    return {sizeof(xlm_expert_policy), 0, upload_ns, cpu_ns, token_ns, fixed_ns};
+    return {sizeof(xlm_expert_policy), 0, upload_ns, cpu_ns, token_ns, fixed_ns, 0, 0};
 }
 
 ExpertDemand demand_of(uint32_t n_experts, const std::vector<uint32_t> & used, uint32_t n_cpu = 0,

@@ -483,15 +483,6 @@ void test_closed_device() {
     CHECK_EQ(xlm_device_recover(), XLM_ERR_NO_DEVICE);
 }
 
-std::vector<xlm_trace_event> read_trace(uint32_t most, uint64_t & lost) {
-    std::vector<xlm_trace_event> events(most);
-    events[0].struct_size = sizeof events[0];
-    uint32_t count = 0;
-    CHECK_EQ(xlm_device_trace_read(events.data(), most, &count, &lost), XLM_OK);
-    events.resize(count);
-    return events;
-}
-
 // What the counters say of a step is what its events add up to.
 void check_one_step(const std::vector<xlm_trace_event> & events, const xlm_stats & stats) {
     uint64_t n_steps = 0, n_cpu = 0, n_device = 0, streamed = 0, down = 0, written_back = 0;

@@ -111,6 +111,15 @@ inline xlm_stats stats() {
     return result;
 }
 
+inline std::vector<xlm_trace_event> read_trace(uint32_t most, uint64_t & lost) {
+    std::vector<xlm_trace_event> events(most);
+    events[0].struct_size = sizeof events[0];
+    uint32_t count = 0;
+    CHECK_EQ(xlm_device_trace_read(events.data(), most, &count, &lost), XLM_OK);
+    events.resize(count);
+    return events;
+}
+
 inline void set_placements(const std::vector<uint8_t> & placement, uint64_t ring_bytes, uint64_t reserve_bytes = 0,
                            const xlm_expert_policy * experts = nullptr) {
     const xlm_tier_schedule tier{sizeof(xlm_tier_schedule), UINT32_MAX, placement.data(), 0};

@@ -17,7 +17,8 @@ constexpr uint64_t kRingAheadNs = 2 * kQueueNs;
 // Of a vision graph in flight, within kQueueNs: parts of a sub-layer may be short, and waiting for each wakes the host
 // as often.
 constexpr uint32_t kVisionSegments = 8;
-constexpr size_t kKnownGraphs = 8; // prefill, decode and their variants of one context
+constexpr size_t kSegmentsBeforeExperts = 2; // a layer's attention and its router
+constexpr size_t kKnownGraphs = 8;           // prefill, decode and their variants of one context
 
 thread_local uint32_t step_tokens = 0;
 
@@ -92,12 +93,13 @@ uint32_t announced_tokens() {
 }
 
 Executor::Executor(Core & core)
-    : core_(core), cpu_(ggml_backend_cpu_init()), ahead_(core.inner, core.stats, Stream::compute, core.upload_pace) {
+    : core_(core), cpu_(ggml_backend_cpu_init()), n_threads_(1),
+      ahead_(core.inner, core.stats, Stream::compute, core.upload_pace) {
     if (!cpu_) throw std::bad_alloc();
     ggml_backend_cpu_set_abort_callback(cpu_, should_abort, &core_);
     const uint32_t wanted = core_.n_threads.load();
-    ggml_backend_cpu_set_n_threads(
-        cpu_, static_cast<int>(wanted ? wanted : std::max(1U, std::thread::hardware_concurrency())));
+    n_threads_ = static_cast<int>(wanted ? wanted : std::max(1U, std::thread::hardware_concurrency()));
+    ggml_backend_cpu_set_n_threads(cpu_, n_threads_);
 }
 
 Executor::~Executor() {
@@ -105,7 +107,16 @@ Executor::~Executor() {
 }
 
 void Executor::set_threads(int n_threads) {
-    if (core_.n_threads.load() == 0) ggml_backend_cpu_set_n_threads(cpu_, n_threads);
+    if (core_.n_threads.load() == 0) ggml_backend_cpu_set_n_threads(cpu_, n_threads_ = n_threads);
+}
+
+// One thread computes without any barrier: waking others takes longer than little work does.
+ggml_status Executor::compute_on_cpu(ggml_cgraph & graph, int n_threads) {
+    const bool fewer = n_threads > 0 && n_threads < n_threads_;
+    if (fewer) ggml_backend_cpu_set_n_threads(cpu_, n_threads);
+    const ggml_status status = cpu_->iface.graph_compute(cpu_, &graph);
+    if (fewer) ggml_backend_cpu_set_n_threads(cpu_, n_threads_);
+    return status;
 }
 
 ggml_status Executor::run(ggml_cgraph * graph) {
@@ -340,6 +351,7 @@ Executor::Outcome Executor::run_plan(ggml_cgraph & graph, const GraphInfo & info
         const Segment & segment = plan.segments[s];
         if (!rest_at_border() || !serve_at_border(info, plan, segment)) return Outcome::lost;
         if (core_.abort_step.load()) return Outcome::aborted;
+        core_.cache.ring.hold(experts_near(plan, s));
         // One for the CPU needs nothing of the plan's; of an image it may have a place on the device by now.
         const bool looks = segment.on_device || (info.vision && gave_way_at_ != segment.first);
         if (looks && core_.cache.epoch() != epoch_) {
@@ -359,6 +371,15 @@ Executor::Outcome Executor::run_plan(ggml_cgraph & graph, const GraphInfo & info
         s++;
     }
     return canonicalise(info, plan, graph.n_nodes) ? Outcome::done : Outcome::lost;
+}
+
+// A copy takes its turn behind what is queued already: what is on its way when a router's choice becomes known holds
+// up the experts that the step waits for. Weights for later go behind those instead.
+bool Executor::experts_near(const Plan & plan, size_t s) {
+    const size_t end = std::min(plan.segments.size(), s + kSegmentsBeforeExperts + 1);
+    for (; s < end; s++)
+        if (plan.segments[s].experts >= 0) return true;
+    return false;
 }
 
 // Only attention on the device reads the mask, if anything runs there.
@@ -468,6 +489,7 @@ Executor::Outcome Executor::run_device_segment(ggml_cgraph & graph, const GraphI
         on_host_[static_cast<size_t>(r)] = 0;
     }
     if (!write_back(info, segment)) return Outcome::lost;
+    if (segment.experts >= 0) core_.cache.ring.hold(false); // those of this one are queued
     return core_.cache.ring.retire(segment.pieces.size()) ? Outcome::done : Outcome::lost;
 }
 

@@ -74,6 +74,7 @@ private:
     void read_state_rows(const ggml_cgraph & graph, const GraphInfo & info);
 
     bool rest_at_border();
+    static bool experts_near(const Plan & plan, size_t s);
     bool wanted_back(const Segment & segment); // a reclaim was asked for, to which it has not given way yet
     bool serve_at_border(const GraphInfo & info, Plan & plan, const Segment & segment);
     bool give_way(const GraphInfo & info, Plan & plan, const Segment & segment); // to the reclaims asked for
@@ -100,7 +101,7 @@ private:
     Outcome run_experts(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment);
     bool compute_range(ggml_cgraph & graph, int first, int last); // of a patched segment
     bool note_submitted(const Segment & segment);
-    ggml_status compute_on_cpu(ggml_cgraph & graph) { return cpu_->iface.graph_compute(cpu_, &graph); }
+    ggml_status compute_on_cpu(ggml_cgraph & graph, int n_threads); // 0: as many as usual
     Outcome submit(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment,
                    const PlanLimits & limits);
     Outcome submit_parts(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment,
@@ -133,6 +134,7 @@ private:
 
     Core & core_;
     ggml_backend_t cpu_;
+    int n_threads_;
     uint64_t generation_ = 0;
     std::list<Known> known_; // most recent first
 

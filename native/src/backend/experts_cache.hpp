@@ -83,6 +83,8 @@ public:
     size_t experts_per_part(uint64_t largest_expert_bytes) const; // 0 without a window
     void drop();                                                  // waits for uploads under way
 
+    // Another upload may have to wait for the reader of its part.
+    bool full() const { return reads_[next_] != nullptr; }
     // Nothing reads the window any more: the compute stream is idle.
     void all_read() { reads_.fill(nullptr); }
     // Queues the upload of a group of experts (ascending) of one matrix into the next part, and makes compute

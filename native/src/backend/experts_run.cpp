@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <optional>
+#include <utility>
 
 namespace xlm {
 
@@ -38,6 +40,15 @@ Context make_context(std::vector<char> & memory, size_t n_passes, size_t n_nodes
 
 } // namespace
 
+// What the CPU computes, in slices that end with a matrix each: while one runs, nothing is queued.
+struct ExpertRunner::CpuPart {
+    Context context{};
+    ggml_cgraph * graph = nullptr;
+    std::vector<int32_t> tokens{}, experts{}; // by pair
+    std::deque<int> ends{};                   // nodes of the graph at the end of each slice that is left
+    int done = 0;                             // nodes
+};
+
 struct ExpertRunner::Step {
     ggml_cgraph & graph;
     const GraphInfo & info;
@@ -48,11 +59,14 @@ struct ExpertRunner::Step {
     const ExpertPlace & place;
     ExpertScratch scratch;
 
-    std::vector<int32_t> ids; // by pair: the expert
-    ExpertDemand demand;
-    ExpertDecision decision;
-    std::vector<Batch> batches;
-    std::vector<int32_t> tokens, pairs, local_ids; // by launch: row of a token, row of a pair, expert at hand
+    std::vector<int32_t> ids{}; // by pair: the expert
+    ExpertDemand demand{};
+    ExpertDecision decision{};
+    ggml_backend_event_t fetched = nullptr; // the core's inputs
+    std::optional<Executor::Patched> patched{};
+    std::optional<CpuPart> cpu{}; // once it has begun
+    std::vector<Batch> batches{};
+    std::vector<int32_t> tokens{}, pairs{}, local_ids{}; // by launch: row of a token, row of a pair, expert at hand
 
     bool cpu_possible() const { return group.by_row && group.n_tokens <= kMaxCpuTokens && state.policy.cpu_ns > 0; }
     // Another group of the same experts later in the graph would find slots whose upload is not waited for.
@@ -82,28 +96,21 @@ ExpertRunner::Result ExpertRunner::run(ggml_cgraph & graph, const GraphInfo & in
                                        const Segment & segment) {
     const size_t g = static_cast<size_t>(segment.experts);
     const ExpertGroup & group = info.experts[g];
-    Step step{
-        graph, info, plan, segment, group, *group.sublayer->experts, plan.experts[g], expert_scratch(group), {}, {},
-        {},    {},   {},   {},      {}};
-    if (!read_inputs(step)) return Result::lost;
+    Step step{graph, info, plan, segment, group, *group.sublayer->experts, plan.experts[g], expert_scratch(group)};
+    if (!fetch_ids(step)) return Result::lost;
     if (!read_ids(step)) return Result::failed;
     const Executor::Outcome prepared = executor_.prepare(info, plan, segment);
     if (prepared != Executor::Outcome::done)
         return prepared == Executor::Outcome::interrupted ? Result::interrupted : Result::lost;
     decide(step);
-    // The CPU is about to write to host memory that an upload may still read.
-    if (!step.decision.on_cpu.empty() && !executor_.ahead_.finish()) return Result::lost;
-    if (!load(step)) return Result::lost;
+    if (!fetch_inputs(step) || !load(step)) return Result::lost;
     note(step);
     return submit(step);
 }
 
-// The ids, and where the CPU may take part all that the core reads. The device is idle afterwards.
-bool ExpertRunner::read_inputs(Step & step) {
+// The device is idle afterwards.
+bool ExpertRunner::fetch_ids(Step & step) {
     if (!executor_.fetch_root(step.info, step.plan, step.group.ids_root)) return false;
-    if (step.cpu_possible())
-        for (int r : step.group.inputs)
-            if (!executor_.fetch_root(step.info, step.plan, r)) return false;
     if (!executor_.ahead_.finish()) return false;
     in_flight_.clear();
     core_.cache.window.all_read();
@@ -129,6 +136,16 @@ bool ExpertRunner::read_ids(Step & step) {
         }
     }
     return true;
+}
+
+// All that the core reads, where the CPU takes part. They come beside the experts' uploads.
+bool ExpertRunner::fetch_inputs(Step & step) {
+    if (step.decision.on_cpu.empty()) return true;
+    for (int r : step.group.inputs)
+        if (!executor_.fetch_root(step.info, step.plan, r)) return false;
+    if (!core_.inner.has_events()) return executor_.ahead_.finish();
+    step.fetched = core_.inner.next_event(Events::experts);
+    return core_.inner.record(Stream::compute, step.fetched);
 }
 
 void ExpertRunner::decide(Step & step) {
@@ -184,22 +201,14 @@ void ExpertRunner::note(Step & step) {
 // -- submitting ----------------------------------------------------------------------------------------
 
 ExpertRunner::Result ExpertRunner::submit(Step & step) {
-    const int last = step.segment.last, core_last = step.group.last;
-    const bool on_cpu = !step.decision.on_cpu.empty();
-    {
-        const Executor::Patched patched(executor_, step.segment);
-        const Result result = step.decision.compact ? submit_core(step) : submit_passes(step);
-        if (result != Result::done) return result;
-        if (!on_cpu && !executor_.compute_range(step.graph, core_last + 1, last)) return Result::lost;
-    }
-    if (on_cpu) {
-        if (!queue_behind(step)) return Result::lost;
-        const Result result = compute_on_cpu(step);
-        if (result != Result::done) return result;
-        if (!upload_cpu_rows(step)) return Result::lost;
-        const Executor::Patched patched(executor_, step.segment);
-        if (!executor_.compute_range(step.graph, core_last + 1, last)) return Result::lost;
-    }
+    step.patched.emplace(executor_, step.segment);
+    const Result given = step.decision.compact ? submit_core(step) : submit_passes(step);
+    if (given != Result::done) return given;
+    if (!queue_behind(step)) return Result::lost;
+    const Result computed = take_cpu_part(step, true);
+    if (computed != Result::done) return computed;
+    if (!upload_cpu_rows(step)) return Result::lost;
+    if (!executor_.compute_range(step.graph, step.group.last + 1, step.segment.last)) return Result::lost;
     return executor_.note_submitted(step.segment) ? Result::done : Result::lost;
 }
 
@@ -306,19 +315,25 @@ void ExpertRunner::open_launch(Step & step, Batch & batch) {
     batch.launches.emplace_back(static_cast<uint32_t>(begin), 0);
 }
 
+// In one copy, one list behind the other: each copy costs far more than its bytes.
 bool ExpertRunner::upload_indices(Step & step) {
-    const auto upload = [&](std::vector<int32_t> & list, uint64_t offset) {
-        ggml_tensor tensor = step.place.slot_ids;
-        tensor.ne[0] = static_cast<int64_t>(list.size());
-        tensor.ne[1] = 1;
-        tensor.nb[1] = tensor.nb[2] = tensor.nb[3] = list.size() * sizeof(int32_t);
-        tensor.data = scratch_at(step, offset);
-        in_flight_.push_back(std::move(list));
-        const std::vector<int32_t> & kept = in_flight_.back();
-        return kept.empty() || core_.inner.set(Stream::compute, &tensor, kept.data(), 0, kept.size() * sizeof(int32_t));
+    std::vector<int32_t> & all = in_flight_.emplace_back();
+    const auto append = [&](const std::vector<int32_t> & list, uint64_t & offset) {
+        offset = step.scratch.tokens + all.size() * sizeof(int32_t);
+        all.insert(all.end(), list.begin(), list.end());
+        all.resize((all.size() + kIndexStep - 1) / kIndexStep * kIndexStep);
     };
-    return upload(step.tokens, step.scratch.tokens) && upload(step.pairs, step.scratch.pairs) &&
-           upload(step.local_ids, step.scratch.local_ids);
+    uint64_t tokens = 0;
+    append(step.tokens, tokens);
+    append(step.pairs, step.scratch.pairs);
+    append(step.local_ids, step.scratch.local_ids);
+    if (all.empty()) return true;
+    ggml_tensor tensor = step.place.slot_ids;
+    tensor.ne[0] = static_cast<int64_t>(all.size());
+    tensor.ne[1] = 1;
+    tensor.nb[1] = tensor.nb[2] = tensor.nb[3] = all.size() * sizeof(int32_t);
+    tensor.data = scratch_at(step, step.scratch.tokens);
+    return core_.inner.set(Stream::compute, &tensor, all.data(), 0, all.size() * sizeof(int32_t));
 }
 
 char * ExpertRunner::scratch_at(const Step & step, uint64_t offset) const {
@@ -333,10 +348,15 @@ bool ExpertRunner::interrupted() {
 }
 
 ExpertRunner::Result ExpertRunner::run_batch(Step & step, const ExpertMatmul & matmul, const Batch & batch) {
-    if (interrupted()) return Result::interrupted;
-    ggml_tensor streamed{};
     ExpertWindow & window = core_.cache.window;
     if (!batch.in_slots && !window.present()) return Result::lost;
+    if (!batch.in_slots && window.full()) { // the CPU computes instead of waiting
+        const Result computed = take_cpu_part(step, false);
+        if (computed != Result::done) return computed;
+    }
+    // What the CPU wrote may lie where the core's input was: it is not begun again then.
+    if (!step.cpu && interrupted()) return Result::interrupted;
+    ggml_tensor streamed{};
     if (!batch.in_slots && !window.upload(*matmul.weight, batch.experts, streamed)) return Result::lost;
     ggml_tensor & matrix = batch.in_slots ? step.state.compact[matmul.index] : streamed;
     for (const auto & pairs : batch.launches)
@@ -365,55 +385,77 @@ bool ExpertRunner::launch(Step & step, const ExpertMatmul & matmul, ggml_tensor 
 
 // -- the CPU's part --------------------------------------------------------------------------------------
 
+// The next of its slices, or all that are left.
+ExpertRunner::Result ExpertRunner::take_cpu_part(Step & step, bool all) {
+    if (step.decision.on_cpu.empty()) return Result::done;
+    // The CPU is about to read the inputs, and to write to host memory that an upload before them may have read.
+    if (step.fetched && !core_.inner.wait_host(std::exchange(step.fetched, nullptr))) return Result::lost;
+    step.patched.reset();
+    if (!step.cpu) make_cpu_part(step);
+    Result result = Result::done;
+    for (bool more = true; more && result == Result::done && !step.cpu->ends.empty(); more = all)
+        result = run_slice(step, *step.cpu);
+    step.patched.emplace(executor_, step.segment);
+    return result;
+}
+
 // The core on host memory, with only the CPU's pairs in the matrices. Other rows hold whatever the memory held:
 // they are not read by what the CPU's rows become.
-ExpertRunner::Result ExpertRunner::compute_on_cpu(Step & step) {
+void ExpertRunner::make_cpu_part(Step & step) {
+    CpuPart & part = step.cpu.emplace();
     std::vector<uint8_t> on_cpu(step.state.n_experts);
     for (uint32_t expert : step.decision.on_cpu)
         on_cpu[expert] = 1;
-    std::vector<int32_t> tokens, experts;
     cpu_pairs_.clear();
     for (size_t p = 0; p < step.ids.size(); p++) {
         if (!on_cpu[static_cast<size_t>(step.ids[p])]) continue;
-        tokens.push_back(static_cast<int32_t>(p / step.group.n_used));
+        part.tokens.push_back(static_cast<int32_t>(p / step.group.n_used));
         cpu_pairs_.push_back(static_cast<int32_t>(p));
-        experts.push_back(step.ids[p]);
+        part.experts.push_back(step.ids[p]);
     }
     PassPlaces places;
-    places.experts = experts.data();
+    places.experts = part.experts.data();
     places.targets = cpu_pairs_.data();
-    places.n_pairs = static_cast<int64_t>(experts.size());
+    places.n_pairs = static_cast<int64_t>(part.experts.size());
     const ExpertScratch & scratch = step.scratch;
     const size_t rows_bytes = scratch.bytes - scratch.rows; // rows and results, for at least as many pairs
     if (cpu_memory_.size() < rows_bytes + 64) cpu_memory_.resize(rows_bytes + 64);
     places.rows = cpu_memory_.data() + 64 - reinterpret_cast<uintptr_t>(cpu_memory_.data()) % 64;
     places.results = static_cast<char *>(places.rows) + (scratch.results - scratch.rows);
-    return run_cpu_graph(step, places, tokens);
+    make_cpu_graph(step, part, places);
 }
 
-ExpertRunner::Result ExpertRunner::run_cpu_graph(Step & step, PassPlaces & places,
-                                                 const std::vector<int32_t> & tokens) {
+void ExpertRunner::make_cpu_graph(Step & step, CpuPart & part, PassPlaces & places) {
     const size_t n_matmuls = step.group.matmuls.size();
     const size_t n_nodes = static_cast<size_t>(step.group.last - step.group.first + 1) + kPassTensors * n_matmuls;
-    ggml_cgraph * graph = nullptr;
-    const Context context = make_context(context_memory_, n_matmuls, n_nodes, graph);
+    part.context = make_context(cpu_context_memory_, n_matmuls, n_nodes, part.graph);
     for (int i = step.group.first; i <= step.group.last; i++) {
         const ExpertMatmul * matmul = step.matmul_at(i);
         if (!matmul) {
-            graph->nodes[graph->n_nodes++] = step.graph.nodes[i];
+            part.graph->nodes[part.graph->n_nodes++] = step.graph.nodes[i];
             continue;
         }
-        places.sources = step.input_by_token(*matmul) ? tokens.data() : places.targets;
-        append_pass(context.get(), graph, *step.graph.nodes[i], const_cast<ggml_tensor &>(*matmul->weight->tensor),
-                    places);
+        places.sources = step.input_by_token(*matmul) ? part.tokens.data() : places.targets;
+        append_pass(part.context.get(), part.graph, *step.graph.nodes[i],
+                    const_cast<ggml_tensor &>(*matmul->weight->tensor), places);
+        part.ends.push_back(part.graph->n_nodes);
     }
+}
+
+ExpertRunner::Result ExpertRunner::run_slice(Step & step, CpuPart & part) {
+    const int end = part.ends.front();
+    ggml_cgraph slice = view_of(*part.graph, std::exchange(part.done, end), end - 1);
+    part.ends.pop_front();
     const Timed timed(core_.stats.ns_cpu_compute);
-    const ggml_status status = executor_.compute_on_cpu(*graph);
+    const TraceScope scope(core_.trace, XLM_TRACE_CPU, {static_cast<int32_t>(step.group.sublayer->index), 1});
+    const ggml_status status = executor_.compute_on_cpu(slice, static_cast<int>(step.state.policy.cpu_threads));
     if (status == GGML_STATUS_SUCCESS) return Result::done;
     return status == GGML_STATUS_ABORTED ? Result::interrupted : Result::failed;
 }
 
 bool ExpertRunner::upload_cpu_rows(Step & step) {
+    if (!step.cpu) return true;
+    step.patched.reset(); // the rows are in host memory
     const ggml_tensor & result = *step.graph.nodes[step.group.last];
     const int root = step.info.nodes[static_cast<size_t>(step.group.last)].root;
     ggml_tensor & shadow = step.plan.shadows[static_cast<size_t>(root)];
@@ -425,6 +467,7 @@ bool ExpertRunner::upload_cpu_rows(Step & step) {
             return false;
         core_.stats.bytes_activations_up += row_bytes;
     }
+    step.patched.emplace(executor_, step.segment);
     return true;
 }
 

@@ -31,10 +31,12 @@ private:
         std::vector<std::pair<uint32_t, uint32_t>> launches; // first pair and number of pairs, in the index lists
     };
 
-    struct Step; // experts_run.cpp
+    struct Step;    // experts_run.cpp
+    struct CpuPart; // the same
 
-    bool read_inputs(Step & step);
+    bool fetch_ids(Step & step);
     bool read_ids(Step & step);
+    bool fetch_inputs(Step & step);
     void decide(Step & step);
     void note(Step & step);
     bool load(Step & step);
@@ -54,8 +56,10 @@ private:
     Result run_batch(Step & step, const ExpertMatmul & matmul, const Batch & batch);
     bool launch(Step & step, const ExpertMatmul & matmul, ggml_tensor & matrix, std::pair<uint32_t, uint32_t> pairs);
 
-    Result compute_on_cpu(Step & step);
-    Result run_cpu_graph(Step & step, PassPlaces & places, const std::vector<int32_t> & tokens);
+    Result take_cpu_part(Step & step, bool all);
+    void make_cpu_part(Step & step);
+    void make_cpu_graph(Step & step, CpuPart & part, PassPlaces & places);
+    Result run_slice(Step & step, CpuPart & part);
     bool upload_cpu_rows(Step & step);
 
     Core & core_;
@@ -64,7 +68,7 @@ private:
     uint64_t graph_begin_ns_ = 0, last_graph_ns_ = 0, behind_ns_ = 0;
     int n_interrupts_ = 0; // in this graph
     std::vector<int32_t> cpu_pairs_;
-    std::vector<char> context_memory_, cpu_memory_;
+    std::vector<char> context_memory_, cpu_context_memory_, cpu_memory_;
 };
 
 } // namespace xlm

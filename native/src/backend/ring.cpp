@@ -49,6 +49,7 @@ void Ring::drop() {
 
 bool Ring::begin(const std::vector<Streamed> & order, uint64_t max_ahead_bytes) {
     max_ahead_bytes_ = max_ahead_bytes;
+    held_ = false;
     bool matches = pieces_.size() <= order.size();
     for (size_t i = 0; matches && i < pieces_.size(); i++)
         matches = pieces_[i].what == order[i];
@@ -69,7 +70,8 @@ bool Ring::pump(size_t n_needed) {
     while (!order_.empty() && pieces_.size() < std::min(order_.size(), kMaxPieces)) {
         const Streamed & what = order_[next_];
         if (left_ == 0 && !what.states.empty()) return true;
-        if (pieces_.size() >= n_needed && ahead_bytes_ + what.bytes > max_ahead_bytes_) return true;
+        const bool needed = pieces_.size() < n_needed;
+        if (!needed && (held_ || ahead_bytes_ + what.bytes > max_ahead_bytes_)) return true;
         const auto span = allocator_.allocate(what.bytes);
         if (!span) return true;
         next_ = (next_ + 1) % order_.size();
@@ -196,7 +198,8 @@ bool Ring::acquire(const Streamed * wanted, size_t n_wanted) {
 }
 
 bool Ring::retire(size_t n_pieces) {
-    if (n_pieces == 0) return true;
+    const size_t least = held_ ? 0 : 1;
+    if (n_pieces == 0) return pump(least);
     ggml_backend_event_t read = inner_.has_events() ? inner_.next_event(Events::ring) : nullptr;
     if (read && !inner_.record(Stream::compute, read)) return false;
     const auto is_cache = [](const Piece & piece) { return !piece.what.states.empty(); };
@@ -216,7 +219,7 @@ bool Ring::retire(size_t n_pieces) {
         retired_.pop_front();
         if (oldest.read && !wait_for(oldest, false)) return false;
     }
-    return pump();
+    return pump(least);
 }
 
 } // namespace xlm

@@ -48,6 +48,9 @@ public:
     bool begin(const std::vector<Streamed> & order, uint64_t max_ahead_bytes);
     // Points the shadows of the next pieces at their places and makes compute wait for them.
     bool acquire(const Streamed * wanted, size_t n_wanted);
+    // From here on, or not any more: only what is acquired is queued. Something that nobody may wait behind is about
+    // to use the link.
+    void hold(bool held) { held_ = held; }
     // The device's view of an acquired piece.
     const ggml_tensor & tensor(size_t i) const { return pieces_[i].tensor; }
     // Their work is submitted, and what of their caches goes home is queued. No shadow points at them any more.
@@ -67,7 +70,8 @@ private:
         ggml_backend_event_t fetched = nullptr; // when they are
     };
 
-    // Queues uploads as far as there is room, into the next step if need be; the first `n_needed` in any case.
+    // Queues uploads as far as there is room, into the next step if need be; the first `n_needed` in any case, and
+    // while it is held nothing else.
     bool pump(size_t n_needed = 1);
     bool upload(const Streamed & what, const RingSpan & span);
     bool send_weight(Piece & piece, bool padded);
@@ -86,6 +90,7 @@ private:
     uint64_t max_ahead_bytes_ = 0, ahead_bytes_ = 0; // of pieces_
     size_t next_ = 0;                                // into order_, the next piece to upload
     size_t left_ = 0;                                // pieces of this graph that are not queued yet
+    bool held_ = false;
     std::deque<Piece> pieces_;
     std::deque<Retired> retired_;
 };

@@ -136,6 +136,7 @@ class ExpertPolicy(Struct, kw_only=True, frozen=True):
     cpu_ns: int = 0  # one expert for one token on the CPU; 0: never there
     cpu_token_ns: int = 0  # each further token of the same step
     cpu_fixed_ns: int = 0  # once a step and layer
+    cpu_threads: int = 0  # that compute it; 0: all
 
 
 class Schedule(Struct, kw_only=True, frozen=True):
