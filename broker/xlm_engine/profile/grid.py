@@ -15,6 +15,7 @@ TYPES: Final = ("Q4_K", "Q8_0", "F16", "Q4_0", "Q6_K", "Q4_1", "Q5_K", "Q5_0", "
 QUICK_TYPES: Final = TYPES[:5]
 TOKENS: Final = (1, 4, 16, 64, 256, 512, 1024)
 QUICK_TOKENS: Final = (1, 4, 16, 64, 256)
+FEW_TOKENS: Final = (1, 4)  # of steps in which one thread may compute what is missing on the device
 OUTPUT_TOKENS: Final = (1, 4, 16)  # the output matrix sees the tokens that are sampled from, not the whole step
 SIZES: Final = ((1024, 1024), (4096, 4096))
 LARGE_SIZE: Final = (4096, 14336)  # few tokens: what many cost follows from the smaller ones
@@ -91,7 +92,8 @@ class KernelTask:
     def name(self) -> str:
         numbers = "x".join(str(number) for number in self.shape if number)
         under = "" if self.loads == ("idle",) else " while the link is busy"
-        return f"{self.device} {self.op} {self.type} {numbers}{under}".replace("  ", " ").strip()
+        by = " by one thread" if self.threads == (1,) else ""
+        return f"{self.device} {self.op} {self.type} {numbers}{by}{under}".replace("  ", " ").strip()
 
     def points(self) -> Iterator[KernelId]:
         for tokens in self.tokens:
@@ -212,6 +214,8 @@ def _model(facts: Facts) -> Iterator[Task]:
         yield from _on(facts, "MUL_MAT", type_, (k, n, 0, 0), OUTPUT_TOKENS if is_output else tokens)
     for type_, shape in model.experts:
         yield from _on(facts, "MUL_MAT_ID", type_, shape, tokens)
+        if 1 not in thread_counts(facts.n_threads, facts.quick):
+            yield KernelTask("cpu", "MUL_MAT_ID", type_, shape, FEW_TOKENS, (1,))
     if model.heads:
         yield from _heads(facts, model.heads)
 

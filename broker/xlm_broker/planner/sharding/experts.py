@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from xlm.protocol.link import ExpertPolicy, ExpertStats, ModelFacts, SubLayer
 
 from .costs import RESIDENT, STREAM, STREAM_KV, Costs, FloatArray, TierPoint
-from .hardware import Machine
+from .hardware import CPU_OP_NS, CPU_OP_THREAD_NS, Machine
 from .kernels import Kernels
 from .work import F32_BYTES, Experts, ModelWork, Unit
 
@@ -76,32 +76,63 @@ def missing(op: Experts, tokens: float, hit: float, slots: int) -> float:
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one expert of a layer, ns; the fields of ExpertPolicy. ``joined``: its upload right behind its neighbour's."""
+    """Of one expert of a layer, ns; the fields of ExpertPolicy. ``joined``: its upload right behind its neighbour's.
+    ``cpu_threads``: that compute misses; 0: all."""
 
     upload: float
     joined: float
     cpu: float
     cpu_token: float
     cpu_fixed: float
+    cpu_threads: int = 0
 
     def policy(self, slots: int) -> ExpertPolicy:
         return ExpertPolicy(
             n_slots=slots, upload_ns=round(self.upload), cpu_ns=round(self.cpu), cpu_token_ns=round(self.cpu_token),
-            cpu_fixed_ns=round(self.cpu_fixed),
+            cpu_fixed_ns=round(self.cpu_fixed), cpu_threads=self.cpu_threads,
         )  # fmt: skip
 
 
 def rates(layer: Layer, kernels: Kernels, machine: Machine, hop_ns: float) -> Rates:
     """What the native part decides by: an expert over the link, matrix by matrix, or on the CPU, from where each row
-    of the result goes to the device alone."""
+    of the result goes to the device alone. On the CPU by all threads or by one, whichever does a token's share
+    sooner: all meet at a barrier after every operation, and one at none."""
     ops = layer.unit.experts
-    one = sum(kernels.experts("cpu", op, 1.0) / op.n_used for op in ops)
-    four = sum(kernels.experts("cpu", op, 4.0) / op.n_used for op in ops)
     joined = 1e9 * layer.facts.expert_bytes / machine.link_bytes_s
     upload = joined + len(ops) * machine.link_latency_ns
     row = machine.link_latency_ns + 1e9 * F32_BYTES * min((op.n for op in ops), default=0) / machine.link_bytes_s
-    fixed = 2.0 * hop_ns + _around_products_ns(layer.unit, kernels)
-    return Rates(upload, joined, max(1.0, one) + row, max(0.0, (four - one) / 3.0) + row, fixed)
+
+    def found(products: _OnCpu, threads: int) -> Rates:
+        fixed = hop_ns + products.fixed  # the layer's input comes to the host; each row's way back is its own
+        return Rates(upload, joined, max(1.0, products.one) + row, products.more + row, fixed, threads)
+
+    ways = [found(_by_all(layer.unit, kernels), 0), found(_by_one(layer.unit, kernels), 1)]
+    return min(ways, key=lambda way: split_ns(way, upload, ops[0].n_used, 1.0))
+
+
+@dataclass(frozen=True)
+class _OnCpu:
+    """ns of an expert's products for one token and for each further one, and of what is done once for all of them."""
+
+    one: float
+    more: float
+    fixed: float
+
+
+def _by_all(unit: Unit, kernels: Kernels) -> _OnCpu:
+    """Each product was measured with the experts of a token together, that is with one barrier for all of them, which
+    lasts about as long as the least operation does."""
+    barriers = [
+        min(kernels.small("cpu", "ADD", op.n, 1.0), kernels.experts("cpu", op, 1.0) / 2.0) for op in unit.experts
+    ]
+    one = sum((kernels.experts("cpu", op, 1.0) - b) / op.n_used for op, b in zip(unit.experts, barriers, strict=True))
+    four = sum((kernels.experts("cpu", op, 4.0) - b) / op.n_used for op, b in zip(unit.experts, barriers, strict=True))
+    return _OnCpu(one, max(0.0, (four - one) / 3.0), sum(barriers) + _around_products_ns(unit, kernels))
+
+
+def _by_one(unit: Unit, kernels: Kernels) -> _OnCpu:
+    one, four = (sum(kernels.experts_by_one(op, t) / op.n_used for op in unit.experts) for t in (1.0, 4.0))
+    return _OnCpu(one, max(0.0, (four - one) / 3.0), (3 * len(unit.experts) + 1) * (CPU_OP_NS + CPU_OP_THREAD_NS))
 
 
 def _around_products_ns(unit: Unit, kernels: Kernels) -> float:
@@ -114,20 +145,28 @@ def _around_products_ns(unit: Unit, kernels: Kernels) -> float:
 
 
 def wait_ns(machine: Machine) -> float:
-    """Once a layer and step: the router's ids and the layer's input come to the host, which wakes and says what is
-    where. Nothing of the layer's experts can begin before."""
-    return machine.host_sync_ns + 3.0 * machine.link_latency_ns
+    """Once a layer and step: the router's ids come to the host, which wakes and says what is where. Nothing of the
+    layer's experts can begin before."""
+    return machine.host_sync_ns + 2.0 * machine.link_latency_ns
+
+
+def split_ns(rates_: Rates, upload: float, count: int, tokens: float) -> float:
+    """Shortest way to so many missing experts, each of them uploaded or, beside that, computed on the CPU: what the
+    native part does (n_to_upload)."""
+    on_cpu = rates_.cpu + (tokens - 1.0) * rates_.cpu_token
+    splits = (max(n * upload, rates_.cpu_fixed + (count - n) * on_cpu) for n in range(count))
+    return min(count * upload, *splits) if count else 0.0
 
 
 def miss_ns(rates_: Rates, count: float, tokens: float, share: float) -> float:
-    """Shortest way to ``count`` missing experts: some uploaded, the others on the CPU beside that. ``share`` of all:
-    so often an expert's neighbour comes too, and one copy brings both."""
-    uploads = count * (share * rates_.joined + (1.0 - share) * rates_.upload)
+    """Shortest way to a mean of ``count`` missing experts. ``share`` of all: so often an expert's neighbour comes
+    too, and one copy brings both."""
+    upload = share * rates_.joined + (1.0 - share) * rates_.upload
     if tokens > FEW_TOKENS:
-        return uploads
-    on_cpu = rates_.cpu + (tokens - 1.0) * rates_.cpu_token
-    both = rates_.cpu_fixed + count / (1.0 / rates_.upload + 1.0 / on_cpu)
-    return min(uploads, both, rates_.cpu_fixed + count * on_cpu)
+        return count * upload
+    whole, part = int(count), count % 1.0
+    fewer = split_ns(rates_, upload, whole, tokens)
+    return fewer + part * (split_ns(rates_, upload, whole + 1, tokens) - fewer) if part else fewer
 
 
 def layer_ns(layer: Layer, rates_: Rates, point: TierPoint, slots: int, wait: float) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, log
 from typing import Final, Literal, Protocol
 
@@ -34,6 +34,10 @@ class Kernels(Protocol):
     def matmul(self, where: Where, op: MatMul, tokens: float) -> float: ...
 
     def experts(self, where: Where, op: Experts, tokens: float) -> float: ...
+
+    def experts_by_one(self, op: Experts, tokens: float) -> float:
+        """On the CPU by one thread, which waits for no other."""
+        ...
 
     def attention(self, where: Where, op: Attention, tokens: float, context: float) -> float: ...
 
@@ -66,6 +70,12 @@ class Roofline:
             return self._gpu_product(op.type, used_bytes, op.flops(tokens), GPU_EXPERT_GEMM_SHARE)
         # threads share one expert after the other: until many tokens meet at each, reads are short
         return self._cpu_product(where, op.type, used_bytes / CPU_SHORT_READ_SHARE, op.flops(tokens), tokens)
+
+    def experts_by_one(self, op: Experts, tokens: float) -> float:
+        self._used[f"roofline {op.type} experts by one thread"] += 1
+        read_bytes = op.weight_bytes * op.used_share(tokens) / CPU_SHORT_READ_SHARE
+        alone = Roofline(replace(self.machine, cpu_threads=1))
+        return alone._cpu_product("cpu", op.type, read_bytes, op.flops(tokens), tokens)
 
     def attention(self, where: Where, op: Attention, tokens: float, context: float) -> float:
         self._used["roofline attention"] += 1
@@ -180,6 +190,16 @@ class Profiled:
         if surface is None:
             return self._missing(f"no points: {op.type} experts", self.fallback.experts(where, op, tokens))
         return surface(op.k * op.n, tokens)
+
+    def experts_by_one(self, op: Experts, tokens: float) -> float:
+        points = [
+            p for p in self.profile.kernels if (p.device, p.op, p.type, p.threads) == ("cpu", "MUL_MAT_ID", op.type, 1)
+        ]
+        fits = [p for p in points if _layout(p) == (0, 0, op.n_expert, op.n_used) and p.load == "idle"]
+        if not fits:  # not faster than all of them
+            ns = max(self.experts("cpu", op, tokens), self.fallback.experts_by_one(op, tokens))
+            return self._missing(f"no points: {op.type} experts by one thread", ns)
+        return _Surface.of((_size(p), p.tokens, p.ns) for p in fits)(op.k * op.n, tokens)
 
     def attention(self, where: Where, op: Attention, tokens: float, context: float) -> float:
         heads = (op.head_dim, op.n_head, op.n_head_kv, 0)

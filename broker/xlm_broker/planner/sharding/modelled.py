@@ -114,6 +114,9 @@ class Modelled:
         rows = tokens * op.n_used
         return self._ns(op.flops(tokens), op.weight_bytes * share + F32_BYTES * rows * (op.k + op.n))
 
+    def experts_by_one(self, op: Experts, tokens: float) -> float:
+        return self.host.experts_by_one(op, tokens)
+
     def attention(self, where: Where, op: Attention, tokens: float, context: float) -> float:
         if where != "gpu":
             return self.host.attention(where, op, tokens, context)
@@ -147,6 +150,9 @@ class Emulated:
 
     def experts(self, where: Where, op: Experts, tokens: float) -> float:
         return self.host.experts(_on_host(where), op, tokens)
+
+    def experts_by_one(self, op: Experts, tokens: float) -> float:
+        return self.host.experts_by_one(op, tokens)
 
     def attention(self, where: Where, op: Attention, tokens: float, context: float) -> float:
         return self.host.attention(_on_host(where), op, tokens, context)

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from xlm.protocol.link import CPU, RESIDENT, STREAM, DeviceFacts, ExpertStats, ModelFacts, Schedule
 from xlm_broker.planner.sharding import CardRates, ShardingPlanner
-from xlm_broker.planner.sharding.experts import coverage, layers, miss_ns, missing, rates, wait_ns
+from xlm_broker.planner.sharding.experts import Rates, coverage, layers, miss_ns, missing, rates, split_ns, wait_ns
+from xlm_broker.planner.sharding.kernels import Roofline, Where
 from xlm_broker.planner.sharding.predict import predicted_step
 from xlm_broker.planner.sharding.work import Experts
 
@@ -99,10 +100,48 @@ def test_a_miss_pays_for_each_of_its_copies() -> None:
     assert slow.upload - quick.upload == pytest.approx(1000 * len(layer.unit.experts))  # its matrices
     assert slow.joined == quick.joined
     assert slow.cpu - quick.cpu == pytest.approx(1000)  # its row of the result
-    assert wait_ns(later) - wait_ns(machine) == pytest.approx(3000)
+    assert wait_ns(later) - wait_ns(machine) == pytest.approx(2000)
     many = E * slow.upload
     assert miss_ns(slow, E, 512, share=0.0) == pytest.approx(many)
     assert miss_ns(slow, E, 512, share=1.0) == pytest.approx(E * slow.joined)
+
+
+class Barriers(Roofline):
+    """Every operation of all threads ends with a barrier of so many ns; threads share products evenly."""
+
+    barrier_ns = 0.0
+
+    def small(self, where: Where, op: str, row_elements: int, tokens: float) -> float:
+        return super().small(where, op, row_elements, tokens) + (self.barrier_ns if where == "cpu" else 0.0)
+
+    def experts(self, where: Where, op: Experts, tokens: float) -> float:
+        return super().experts(where, op, tokens) + (self.barrier_ns if where == "cpu" else 0.0)
+
+    def experts_by_one(self, op: Experts, tokens: float) -> float:
+        return self.machine.cpu_threads * super().experts("cpu", op, tokens)
+
+
+def test_one_thread_computes_what_is_little_against_its_barriers() -> None:
+    planning = ShardingPlanner(card=CARD).planning(MODEL, DEVICE)
+    layer, machine = layers(MODEL, planning.work)[0], planning.machine
+    kernels = Barriers(machine)
+    together = rates(layer, kernels, machine, hop_ns=0.0)
+    kernels.barrier_ns = 200_000.0
+    alone = rates(layer, kernels, machine, hop_ns=0.0)
+    assert together.cpu_threads == 0
+    assert alone.cpu_threads == alone.policy(3).cpu_threads == 1
+    assert alone.cpu > together.cpu, "one thread takes longer for an expert"
+    assert alone.cpu_fixed < kernels.barrier_ns, "and waits for nobody"
+
+
+@given(upload=st.floats(1, 100), cpu=st.floats(1, 100), fixed=st.floats(0, 300), count=st.integers(0, 12))
+def test_misses_are_split_as_the_engine_splits_them(upload: float, cpu: float, fixed: float, count: int) -> None:
+    rate = Rates(upload, upload / 2, cpu, cpu, fixed)
+    ways = [max(n * upload, fixed + (count - n) * cpu if n < count else 0.0) for n in range(count + 1)]
+    assert split_ns(rate, upload, count, 1.0) == pytest.approx(min(ways))
+    assert miss_ns(rate, count, 1, share=0.0) == pytest.approx(min(ways))
+    between = miss_ns(rate, count + 0.5, 1, share=0.0)
+    assert between == pytest.approx((min(ways) + split_ns(rate, upload, count + 1, 1.0)) / 2)
 
 
 @settings(max_examples=8, deadline=None)
