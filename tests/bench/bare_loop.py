@@ -32,9 +32,9 @@ def sim_device() -> int:
 
 def main() -> None:
     step_back()  # as the engine does: whatever else runs takes the CPU from both alike
-    system, text, n_tokens, n_ctx = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    # the engine's thread count: physical cores
-    llama = PlainLlama(model_path(), n_ctx=n_ctx, device=sim_device(), n_gpu_layers=999, n_threads=os.cpu_count() or 1)
+    system, text = sys.argv[1:3]
+    n_tokens, n_ctx, n_threads = map(int, sys.argv[3:6])
+    llama = PlainLlama(model_path(), n_ctx=n_ctx, device=sim_device(), n_gpu_layers=999, n_threads=n_threads)
     prompt = smollm_prompt(llama, system, text)
     for _ in sys.stdin:
         llama.reset()
