@@ -284,6 +284,23 @@ void test_slots_shrink_and_grow_with_the_budget() {
     check_books();
 }
 
+void test_window_follows_the_schedule() {
+    Pair pair(53, plain_form());
+    std::mt19937 random(54);
+    set_budget(kPlenty);
+    uint64_t last = 0;
+    for (const uint64_t ring_bytes : {64 << 10, 256 << 10}) {
+        schedule(policy_of(0), ring_bytes);
+        CHECK(pair.step(random, 1));
+        CHECK(memory().expert_window_bytes > 2 * last);
+        last = memory().expert_window_bytes;
+        check_books();
+    }
+    schedule(policy_of(0), 64 << 10);
+    CHECK(pair.step(random, 1));
+    CHECK(memory().expert_window_bytes > 0 && memory().expert_window_bytes < last / 2);
+}
+
 void test_settle_fills_slots_again() {
     Pair pair(12, plain_form());
     std::mt19937 random(13);
@@ -506,6 +523,7 @@ int main(int argc, char ** argv) {
         {"no_memory", test_no_memory_for_slots_or_window},
         {"other_form", test_another_form_of_graph_is_handled_as_a_whole},
         {"resize", test_slots_shrink_and_grow_with_the_budget},
+        {"window", test_window_follows_the_schedule},
         {"settle", test_settle_fills_slots_again},
         {"budgets", test_random_budgets_and_slots},
         {"reclaim", test_reclaim_from_another_thread},

@@ -100,7 +100,10 @@ void Core::apply_experts(Schedule & taken, const std::vector<SubLayer *> & subla
         taken.expert_window_bytes = others_stream ? taken.ring_bytes / 2 : taken.ring_bytes;
         if (others_stream && any_experts_stream(sublayers)) taken.ring_bytes -= taken.expert_window_bytes;
     }
-    if (cache.window.present() && cache.window.bytes() > taken.expert_window_bytes) cache.window.drop();
+    const uint64_t held_bytes = cache.window.bytes(), rounding_bytes = ExpertWindow::kParts * inner.alignment();
+    const bool other =
+        held_bytes > taken.expert_window_bytes || held_bytes + rounding_bytes < taken.expert_window_bytes;
+    if (cache.window.present() && other) cache.window.drop();
 }
 
 // False: the device or the budget refuses, or a reclaim came between; the copy is not whole then.
