@@ -320,13 +320,17 @@ ggml_backend_event_t Inner::next_event(Events use) {
     EventPool & pool = event_pools_[static_cast<size_t>(use)];
     ggml_backend_event_t & event = pool.events[pool.at];
     pool.at = (pool.at + 1) % kEvents;
-    if (!event) event = ggml_backend_event_new(device_);
-    return event;
+    const bool ok = guarded([&] {
+        if (!event) event = ggml_backend_event_new(device_);
+        return event != nullptr;
+    });
+    return ok ? event : nullptr;
 }
 
 bool Inner::record(Stream stream, ggml_backend_event_t event) {
     return guarded([&] {
         ggml_backend_t backend = instance(stream);
+        if (!event) return false;
         backend->iface.event_record(backend, event);
         return true;
     });

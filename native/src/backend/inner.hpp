@@ -116,7 +116,7 @@ public:
     TraceLabel label(TraceLabel label) { return std::exchange(label_, label); }
 
     bool has_events() const { return has_events_; }
-    ggml_backend_event_t next_event(Events use); // from a pool, reused in turn
+    ggml_backend_event_t next_event(Events use); // from a pool, reused in turn; nullptr once the device is lost
     bool record(Stream stream, ggml_backend_event_t event);
     bool wait(Stream stream, ggml_backend_event_t event); // device-side
     bool wait_host(ggml_backend_event_t event);
