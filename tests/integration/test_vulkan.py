@@ -66,7 +66,7 @@ class BufferOverride(ctypes.Structure):
     _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
 
 
-def load_model(device: int | None, host_buffer_type: int | None) -> Any:
+def load_model(device: int | None, host_buffer_type: int | None, path: Path) -> Any:
     params = llama_cpp.llama_model_default_params()
     devices = (ctypes.c_void_p * 2)(device, None)
     overrides = (BufferOverride * 2)(BufferOverride(b".*", host_buffer_type), BufferOverride(None, None))
@@ -76,7 +76,7 @@ def load_model(device: int | None, host_buffer_type: int | None) -> Any:
     params.load_mode = 0  # LLAMA_LOAD_MODE_NONE: no mmap, which would bypass the host buffer type
     if host_buffer_type:
         params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
-    model = llama_cpp.llama_model_load_from_file(str(model_path()).encode(), params)
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
     assert model, "the model does not load"
     return model
 
@@ -94,10 +94,10 @@ def make_context(model: Any) -> Any:
 class Session:
     """One model on one device; ``xlm`` is given when that device is XLM0."""
 
-    def __init__(self, device: int | None, xlm: Device | None = None) -> None:
+    def __init__(self, device: int | None, xlm: Device | None = None, path: Path | None = None) -> None:
         self.xlm = xlm
         with xlm.loading_model("smollm2") if xlm else nullcontext(0) as model_id:
-            self.model = load_model(device, xlm.host_buffer_type() if xlm else None)
+            self.model = load_model(device, xlm.host_buffer_type() if xlm else None, path or model_path())
         with xlm.creating_context(model_id) if xlm else nullcontext():
             self.context = make_context(self.model)
         self.vocab = llama_cpp.llama_model_get_vocab(self.model)

@@ -72,6 +72,13 @@ static std::string why_none(void * library) {
     return said.empty() ? "no device driver was found" : said;
 }
 
+// ggml-vulkan uses a descriptor set again after each synchronization, and writes as many of its bindings as the next
+// pipeline reads; what is left in the others may be a buffer that is gone. A driver must not look at those. Mesa's
+// software driver counts references in them, so in freed memory (decision 31).
+static bool counts_unread_bindings(const std::string & device) {
+    return device.rfind("llvmpipe", 0) == 0;
+}
+
 void Inner::load(const std::string & library, uint32_t index) {
     std::string reason;
     library_ = open_library(library, reason);
@@ -89,7 +96,8 @@ void Inner::load(const std::string & library, uint32_t index) {
         throw ApiError(XLM_ERR_NO_DEVICE, library + " has " + std::to_string(count) + " devices; number " +
                                               std::to_string(index) + " was asked for");
     device_ = ggml_backend_reg_dev_get(registry, index);
-    computes_images_ = std::string(ggml_backend_reg_name(registry)) != "Vulkan";
+    vulkan_ = std::string(ggml_backend_reg_name(registry)) == "Vulkan";
+    renews_ = vulkan_ && counts_unread_bindings(ggml_backend_dev_description(device_));
     sim_counters_ = find_symbol(library_, "xlm_sim_get_counters");
     sim_last_ = find_symbol(library_, "xlm_sim_last_operation");
 }
@@ -135,6 +143,7 @@ void Inner::free_events() {
     for (EventPool & pool : event_pools_)
         for (ggml_backend_event_t & event : pool.events)
             if (event) ggml_backend_event_free(std::exchange(event, nullptr));
+    recorded_.clear();
 }
 
 void Inner::free_instances() {
@@ -145,6 +154,7 @@ void Inner::free_instances() {
     } catch (...) { // a lost device; what it held is gone
     }
     submitted_.release();
+    computed_ = false;
 }
 
 void Inner::close() {
@@ -154,7 +164,7 @@ void Inner::close() {
     device_ = nullptr;
     type_ = host_type_ = nullptr;
     sim_counters_ = sim_last_ = nullptr;
-    has_events_ = false;
+    has_events_ = vulkan_ = renews_ = false;
     description_ = "none";
     lost_ = false;
 }
@@ -277,7 +287,7 @@ bool Inner::get(Stream stream, const ggml_tensor * tensor, void * data, size_t o
             tell_device_times(scope);
             return true;
         }
-        ggml_backend_synchronize(backend);
+        synchronize_instance(stream);
         tensor->buffer->iface.get_tensor(tensor->buffer, tensor, data, offset, bytes);
         return true;
     });
@@ -285,9 +295,10 @@ bool Inner::get(Stream stream, const ggml_tensor * tensor, void * data, size_t o
 
 bool Inner::compute(ggml_cgraph * graph) {
     return guarded([&] {
-        ggml_backend_t backend = instance(Stream::compute);
         TraceScope scope(trace_, XLM_TRACE_DEVICE, label_);
         if (submitted_.bytes() > kSubmittedBytes) synchronize_instance(Stream::compute);
+        ggml_backend_t backend = instance(Stream::compute);
+        computed_ = true;
         const bool ok = backend->iface.graph_compute(backend, submitted_.keep(*graph)) == GGML_STATUS_SUCCESS;
         tell_device_times(scope);
         return ok;
@@ -296,7 +307,21 @@ bool Inner::compute(ggml_cgraph * graph) {
 
 void Inner::synchronize_instance(Stream stream) {
     ggml_backend_synchronize(instance(stream));
-    if (stream == Stream::compute) submitted_.release();
+    if (stream != Stream::compute) return;
+    submitted_.release();
+    if (renews_ && std::exchange(computed_, false)) renew_compute();
+}
+
+// A new instance has no descriptor sets yet. Events keep a pointer into the one that recorded them until they are
+// waited for; all of these are done.
+void Inner::renew_compute() {
+    for (ggml_backend_event_t event : recorded_)
+        ggml_backend_event_synchronize(event);
+    recorded_.clear();
+    ggml_backend_t & backend = instances_[static_cast<size_t>(Stream::compute)];
+    ggml_backend_free(std::exchange(backend, nullptr));
+    backend = ggml_backend_dev_init(device_, nullptr);
+    if (!backend) throw ApiError(XLM_ERR_DEVICE_LOST, "the device cannot be started again");
 }
 
 bool Inner::synchronize(Stream stream) {
@@ -332,6 +357,7 @@ bool Inner::record(Stream stream, ggml_backend_event_t event) {
         ggml_backend_t backend = instance(stream);
         if (!event) return false;
         backend->iface.event_record(backend, event);
+        if (renews_ && stream == Stream::compute) recorded_.push_back(event);
         return true;
     });
 }

@@ -20,6 +20,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace xlm {
 
@@ -89,7 +90,7 @@ public:
     bool supports_op(const ggml_tensor * op) const;
     // False for Vulkan: towers computed in tiles corrupt the heap of a process with the software driver
     // (docs/vision.md).
-    bool computes_images() const { return computes_images_; }
+    bool computes_images() const { return !vulkan_; }
     DeviceMemory memory() const;
 
     // Empty when the budget or the device refuses. Never throws.
@@ -135,6 +136,7 @@ private:
     static constexpr size_t kEvents = 256;
 
     void synchronize_instance(Stream stream); // may throw
+    void renew_compute();                     // may throw
     void tell_device_times(TraceScope & scope) const;
 
     Ledger & ledger_;
@@ -152,7 +154,10 @@ private:
     };
     std::array<EventPool, 4> event_pools_;
     bool has_events_ = false;
-    bool computes_images_ = true;
+    bool vulkan_ = false;
+    bool renews_ = false; // the instance that computes, each time it has and was synchronized
+    bool computed_ = false;
+    std::vector<ggml_backend_event_t> recorded_; // by the instance that computes, where it is renewed
     bool device_refused_ = false;
     std::atomic<bool> lost_{false};
     uint64_t losses_seen_ = 0; // by the instances there are
