@@ -158,6 +158,7 @@ private:
     bool renews_ = false; // the instance that computes, each time it has and was synchronized
     bool computed_ = false;
     std::vector<ggml_backend_event_t> recorded_; // by the instance that computes, where it is renewed
+    std::array<size_t, kStreams> n_recorded_{};  // events, since the stream was last synchronized
     bool device_refused_ = false;
     std::atomic<bool> lost_{false};
     uint64_t losses_seen_ = 0; // by the instances there are
