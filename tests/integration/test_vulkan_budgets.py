@@ -26,7 +26,7 @@ FENCE = Path(__file__).resolve().parents[1] / "support" / "driver_fence.c"
 N_ANSWERS, N_TOKENS = 30, 4
 SHARES = (0.15, 0.3, 0.5, 0.8, 1.2, 0.0, 2.0)  # budgets, of what everything on the device takes
 SCRATCH_BYTES = 256 << 10
-N_ROUNDS, N_STREAMED_TOKENS = 2, 80
+N_ROUNDS, N_STREAMED_TOKENS = 2, 40
 
 
 # -- in the child
