@@ -8,6 +8,9 @@ The draw is counter based: token i of an answer uses the random numbers of
 (seed, i) and nothing else. So an answer that goes on in a new process needs no
 generator state, and the answer is the same.
 
+Where top-k comes first, only a few tokens that it chooses among are given to
+llama.cpp: of a large vocabulary all others would be copied and looked at for nothing.
+
 The grammar is asked about the chosen token first; only if it refuses is the
 whole vocabulary filtered and the choice made again (llama.cpp's own shortcut).
 """
@@ -33,6 +36,7 @@ Logits = npt.NDArray[np.float32]
 _TOKEN_DATA: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 MAX_REPEAT_LAST_N: Final = 65536
 MIN_REPEAT_PENALTY: Final = 0.01  # logits are divided by it: below, they overflow
+_LIKELY_WIDTH: Final = 1024
 MIN_TEMPERATURE: Final = 1e-6  # below, likewise; the choice is the largest logit's anyway
 
 
@@ -67,6 +71,16 @@ def check_penalty(sampling: Sampling) -> None:
         )
 
 
+def likely(logits: Logits, k: int) -> npt.NDArray[np.intp] | None:
+    """Ids, ascending, of some tokens among which are those of the ``k`` largest logits; None: about all may be."""
+    n_rows = len(logits) // _LIKELY_WIDTH
+    if k > _LIKELY_WIDTH // 4 or n_rows < 8:
+        return None
+    largest = logits[: n_rows * _LIKELY_WIDTH].reshape(n_rows, _LIKELY_WIDTH).max(axis=0)
+    found = np.flatnonzero(logits >= np.partition(largest, -k)[-k])  # k are as large, in columns of their own
+    return found if k <= len(found) <= len(logits) // 8 else None
+
+
 class Candidates:
     """The vocabulary as llama.cpp's samplers want it; one buffer, filled again for each token."""
 
@@ -80,6 +94,11 @@ class Candidates:
         self._data["logit"] = logits
         self._data["p"] = 0.0
         self._point(len(self._ids))
+
+    def fill_some(self, ids: npt.NDArray[np.intp], logits: Logits) -> None:
+        some = self._data[: len(ids)]
+        some["id"], some["logit"], some["p"] = ids, logits[ids], 0.0
+        self._point(len(ids))
 
     def fill_one(self, token: int) -> None:
         """Only that token, to ask the grammar about it."""
@@ -122,6 +141,7 @@ class Sampler:
         self._vocab: Final = vocab
         self._candidates: Final = candidates
         self._temperature: Final = effective_temperature(sampling)
+        self._top_k: Final = sampling.top_k
         self._seed: Final = sampling.seed if sampling.seed is not None else int.from_bytes(os.urandom(4), "little")
         self._index = 0
         self._owned: list[Any] = []
@@ -209,7 +229,9 @@ class Sampler:
 
     def _choose(self, logits: Logits, *, masked: bool) -> int:
         candidates = self._candidates
-        candidates.fill(logits)
+        first = self._top_k and self._temperature > 0.0 and self._penalties is None and not masked
+        some = likely(logits, self._top_k) if first else None
+        candidates.fill(logits) if some is None else candidates.fill_some(some, logits)
         if self._penalties is not None:
             C.llama_sampler_apply(self._penalties, candidates.reference())
         if masked:
