@@ -352,6 +352,60 @@ void test_return_of_the_budget() {
     CHECK(stats().n_segments_cpu - on_cpu <= 2); // the mask is made there
 }
 
+void settle_all() {
+    for (uint32_t more = 1; more != 0;)
+        CHECK_EQ(xlm_device_settle(UINT64_MAX, &more), XLM_OK);
+}
+
+uint64_t uploaded_bytes() {
+    return stats().bytes_resident_uploaded;
+}
+
+// The copies of a tower that is announced are there when its graph comes; nothing is known of the first image's.
+void test_announced() {
+    Towers towers(7, 40);
+    set_budget(kPlenty);
+    place_tower(XLM_PLACE_RESIDENT, 64 << 10);
+    CHECK_EQ(xlm_device_begin_vision(), XLM_OK);
+    settle_all();
+    CHECK_EQ(memory().used_bytes, uint64_t{0});
+    CHECK(towers.same());
+    CHECK_EQ(xlm_device_end_vision(), XLM_OK);
+    const uint64_t peak = memory().peak_used_bytes;
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQ(memory().used_bytes, uint64_t{0});
+        CHECK_EQ(xlm_device_begin_vision(), XLM_OK);
+        const uint64_t before = uploaded_bytes();
+        settle_all();
+        const uint64_t ahead = uploaded_bytes();
+        CHECK(ahead > before);
+        CHECK(towers.same());
+        CHECK_EQ(uploaded_bytes(), ahead);
+        CHECK_EQ(xlm_device_end_vision(), XLM_OK);
+    }
+    CHECK_EQ(memory().peak_used_bytes, peak);
+}
+
+// What was announced may be taken away, or never come.
+void test_announced_in_vain() {
+    Towers towers(8, 40);
+    place_tower(XLM_PLACE_RESIDENT, 64 << 10);
+    for (const uint64_t budget : {uint64_t{0}, uint64_t{1 << 20}, kPlenty}) {
+        set_budget(kPlenty);
+        CHECK(towers.same()); // the last image decides what is announced
+        CHECK_EQ(xlm_device_end_vision(), XLM_OK);
+        CHECK_EQ(xlm_device_begin_vision(), XLM_OK);
+        settle_all();
+        CHECK(memory().resident_bytes > 0);
+        set_budget(budget);
+        CHECK(memory().used_bytes <= budget);
+        if (budget != kPlenty) CHECK(towers.same());
+        CHECK_EQ(xlm_device_end_vision(), XLM_OK);
+        CHECK_EQ(memory().used_bytes, uint64_t{0});
+    }
+    CHECK_EQ(memory().over_budget_events, uint64_t{0});
+}
+
 } // namespace
 
 int main(int argc, char ** argv) {
@@ -359,7 +413,8 @@ int main(int argc, char ** argv) {
         {"budgets", test_every_placement_and_budget}, {"picture", test_picture_is_sent_once},
         {"views", test_view_of_a_dropped_weight},     {"storm", test_storm_of_budgets},
         {"pestered", test_request_at_every_border},   {"kept", test_parts_are_kept},
-        {"return", test_return_of_the_budget},
+        {"return", test_return_of_the_budget},        {"announced", test_announced},
+        {"in_vain", test_announced_in_vain},
     };
     return run_cases(argc, argv, cases);
 }

@@ -209,6 +209,7 @@ xlm_status xlm_device_settle(uint64_t max_bytes, uint32_t *more);
 xlm_status xlm_device_begin_step(uint32_t n_tokens);
 xlm_status xlm_device_abort_step(void);
 xlm_status xlm_device_set_pace(double duty, uint64_t max_rest_ns);
+xlm_status xlm_device_begin_vision(void);
 xlm_status xlm_device_end_vision(void);
 xlm_status xlm_device_trim(void);
 xlm_status xlm_device_recover(void);

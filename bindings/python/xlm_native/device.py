@@ -251,6 +251,10 @@ class Device:
         """
         self._check(self._lib.xlm_device_set_pace(duty, max_rest_ns), "set_pace")
 
+    def begin_vision(self) -> None:
+        """An image is about to be encoded: the language model makes room, and ``settle`` brings in the tower."""
+        self._check(self._lib.xlm_device_begin_vision(), "begin_vision")
+
     def end_vision(self) -> None:
         """The last image of a request is encoded: drops what the tower has on the device. Settle afterwards."""
         self._check(self._lib.xlm_device_end_vision(), "end_vision")

@@ -305,9 +305,14 @@ XLM_DEVICE_API xlm_status xlm_device_abort_step(void);
  * time, over 0 and at most 1 (no rests; the default). All rests of a step together are at most max_rest_ns. At once in
  * force, also for a rest under way. A reclaim or an abort ends a rest. Results do not depend on it. */
 XLM_DEVICE_API xlm_status xlm_device_set_pace(double duty, uint64_t max_rest_ns);
+/* An image is about to be encoded: begins the vision phase as the first graph of a model with a projector would. The
+ * language model's copies make room for as much as the last image took, and xlm_device_settle() brings the tower's in,
+ * so that the graph finds them. Does nothing before the first image of a schedule, nor where the tower did not fit. */
+XLM_DEVICE_API xlm_status xlm_device_begin_vision(void);
 /* Ends the vision phase, which the first graph of a model with a projector begins: drops the tower's copies, ring
  * and scratch. The next graph of another model does the same. Call when the last image of a request is encoded,
- * then settle. Nothing to do is no error. */
+ * then settle. The language model's copies are on their way back then: the next step need not wait for all of them.
+ * Nothing to do is no error. */
 XLM_DEVICE_API xlm_status xlm_device_end_vision(void);
 /* Drops all device memory (idle), keeps budget and schedule. */
 XLM_DEVICE_API xlm_status xlm_device_trim(void);

@@ -1,6 +1,7 @@
 #include "cache.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace xlm {
 
@@ -39,7 +40,7 @@ bool Cache::place_resident(SubLayer & sublayer, uint64_t reserve_bytes) {
     sublayer.copy = inner_.allocate(Purpose::resident, sublayer.device_bytes);
     sublayer.uploaded = false;
     if (!sublayer.copy) note_refusal();
-    return static_cast<bool>(sublayer.copy);
+    return sublayer.copy && point_at_copy(sublayer); // operations on nothing name it without an upload
 }
 
 bool Cache::place_state(State & state, uint64_t reserve_bytes) {
@@ -69,6 +70,16 @@ bool Cache::place_ring(uint64_t bytes, uint64_t largest_piece_bytes) {
     const bool ok = ring.ensure(bytes, largest_piece_bytes, ledger_.view());
     if (!before && !ok) note_refusal();
     return ok;
+}
+
+bool Cache::on_its_way(SubLayer & sublayer) {
+    sublayer.arrives = inner_.next_event(Events::copies);
+    return inner_.record(Stream::upload, sublayer.arrives);
+}
+
+bool Cache::await(SubLayer & sublayer) {
+    ggml_backend_event_t arrives = std::exchange(sublayer.arrives, nullptr);
+    return !arrives || inner_.wait(Stream::compute, arrives);
 }
 
 bool Cache::point_at_copy(SubLayer & sublayer) {
@@ -134,6 +145,7 @@ void Cache::drop_resident(SubLayer & sublayer) {
 
 void Cache::drop_copy(SubLayer & sublayer) {
     if (!sublayer.copy) return;
+    if (std::exchange(sublayer.arrives, nullptr)) inner_.synchronize(Stream::upload);
     sublayer.copy.reset();
     sublayer.uploaded = false;
     for (auto & weight : sublayer.weights)

@@ -29,6 +29,10 @@ public:
     bool place_slots(SubLayer & sublayer, uint64_t reserve_bytes);
     bool place_window(uint64_t bytes, uint64_t largest_expert_bytes);
 
+    // The upload stream was given all of a copy. Whoever computes with it has the device wait for that first.
+    bool on_its_way(SubLayer & sublayer);
+    bool await(SubLayer & sublayer);
+
     // Points the shadows of a placed sub-layer at its copy, which is to be filled now.
     bool point_at_copy(SubLayer & sublayer);
 
@@ -57,6 +61,11 @@ public:
     Ring ring;
     ExpertWindow window;
     bool vision_phase = false; // then the language model's copies are the first to go
+    struct LastImage {
+        uint32_t tier = 0;
+        uint64_t need_bytes = 0, scratch_bytes = 0; // 0: none yet, or not all of the tower was on the device
+    } last_image;
+    bool ahead_of_image = false; // the tower's copies may be there already, for an image that looks like the last one
 
 private:
     uint64_t room_beside_reserve(uint64_t reserve_bytes) const;

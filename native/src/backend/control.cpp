@@ -241,7 +241,22 @@ xlm_status xlm_device_set_pace(double duty, uint64_t max_rest_ns) {
 xlm_status xlm_device_end_vision(void) {
     return at_boundary([&] {
         Core & device = opened_core();
-        when_idle(device, [&] { device.leave_vision(); });
+        when_idle(device, [&] {
+            if (!device.cache.vision_phase) return;
+            device.leave_vision();
+            device.bring_back();
+        });
+        return XLM_OK;
+    });
+}
+
+xlm_status xlm_device_begin_vision(void) {
+    return at_boundary([&] {
+        Core & device = opened_core();
+        const std::lock_guard<std::mutex> running(device.exec_mutex);
+        device.take_schedule();
+        const GateGuard guard(device.gate);
+        device.begin_vision();
         return XLM_OK;
     });
 }

@@ -68,6 +68,8 @@ void Core::apply(Schedule & taken) {
         any_device |= any_stream || sublayer->wanted(XLM_PLACE_RESIDENT);
     }
     inner.synchronize_all();
+    cache.last_image = {}; // was placed by another schedule
+    cache.ahead_of_image = false;
     for (SubLayer * sublayer : sublayers) {
         if (sublayer->vision) continue; // the phase drops them
         const bool keep = sublayer->kind == XLM_KIND_SMALL ? any_device : sublayer->wanted(XLM_PLACE_RESIDENT);
@@ -132,10 +134,8 @@ bool Core::whole_without_scratch() {
     return missing_bytes > 0 && view.used_bytes + missing_bytes > view.budget_bytes && whole_bytes <= view.budget_bytes;
 }
 
-bool Core::settle(uint64_t max_bytes) {
-    const GateGuard guard(gate);
-    if (!inner.usable() || cache.vision_phase) return false;
-    if (whole_without_scratch()) cache.drop_scratch();
+// Of the language model, what matters most first.
+std::vector<SubLayer *> Core::wanted_copies() {
     std::vector<SubLayer *> wanted;
     for (SubLayer * sublayer : registry.sublayers()) {
         if (sublayer->vision) continue;
@@ -149,18 +149,35 @@ bool Core::settle(uint64_t max_bytes) {
         const bool a_small = a->kind == XLM_KIND_SMALL, b_small = b->kind == XLM_KIND_SMALL;
         return a_small != b_small ? a_small : a->rank < b->rank;
     });
-    uint64_t uploaded_bytes = 0;
+    return wanted;
+}
+
+// True while something may be left.
+bool Core::settle_copies(const std::vector<SubLayer *> & wanted, uint64_t reserve_bytes, uint64_t max_bytes,
+                         uint64_t & uploaded_bytes) {
     WorkAhead ahead(inner, stats, Stream::upload, upload_pace);
     for (SubLayer * sublayer : wanted) {
         if (sublayer->uploaded) continue;
         if (uploaded_bytes > 0 && uploaded_bytes + sublayer->device_bytes > max_bytes) return true;
         // What does not fit is left to the schedule's fallback; smaller ones behind it may fit.
-        if (settle_one(*sublayer, schedule.reserve_bytes, ahead)) uploaded_bytes += sublayer->device_bytes;
+        if (settle_one(*sublayer, reserve_bytes, ahead)) uploaded_bytes += sublayer->device_bytes;
         if (inner.lost()) return false;
         if (!gate.requested()) continue;
         gate.serve_requests(); // nothing is in flight: a reclaim need not wait for the rest
         return true;
     }
+    return false;
+}
+
+bool Core::settle(uint64_t max_bytes) {
+    const GateGuard guard(gate);
+    if (!inner.usable() || (cache.vision_phase && !cache.ahead_of_image)) return false;
+    uint64_t uploaded_bytes = 0;
+    if (cache.vision_phase)
+        return settle_copies(wanted_for_image(), cache.last_image.scratch_bytes, max_bytes, uploaded_bytes);
+    if (whole_without_scratch()) cache.drop_scratch();
+    if (settle_copies(wanted_copies(), schedule.reserve_bytes, max_bytes, uploaded_bytes)) return true;
+    if (inner.lost()) return false;
     for (SubLayer * sublayer : registry.sublayers()) {
         if (fill_slots(*sublayer, max_bytes, uploaded_bytes)) return true;
         if (inner.lost()) return false;

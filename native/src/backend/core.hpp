@@ -50,6 +50,8 @@ struct Core {
     void take_schedule();            // takes the gate
     void enter_vision();             // holds the gate; nothing to do if it is that phase already
     void leave_vision();             // holds the gate
+    void begin_vision();             // holds the gate: an image is about to come
+    void bring_back();               // holds the gate: the language model's copies, nobody waits for them
     bool settle(uint64_t max_bytes); // takes the gate; true while something is left
     void lose_device();              // holds the gate
     void rest();                     // as `rests` has it; less where a reclaim or an abort comes
@@ -64,6 +66,10 @@ private:
     bool fill_slots(SubLayer & sublayer, uint64_t max_bytes, uint64_t & uploaded_bytes);
     bool settle_one(SubLayer & sublayer, uint64_t reserve_bytes, WorkAhead & ahead);
     bool whole_without_scratch();
+    std::vector<SubLayer *> wanted_copies();
+    std::vector<SubLayer *> wanted_for_image();
+    bool settle_copies(const std::vector<SubLayer *> & wanted, uint64_t reserve_bytes, uint64_t max_bytes,
+                       uint64_t & uploaded_bytes);
 };
 
 // Never destroyed: llama.cpp may free buffers while the process ends.

@@ -201,6 +201,7 @@ ggml_status Executor::run_by_plans(ggml_cgraph & graph, Known & entry, uint32_t 
     int from = 0;
     for (;;) {
         Plan & plan = plan_for(entry, graph, tier, from, limits);
+        core_.cache.ahead_of_image = false;
         core_.stats.n_fallback_cpu += plan.n_fallback;
         core_.stats.expert_whole += plan.n_experts_whole;
         if (core_.inner.lost() && core_.ledger.view().used_bytes > 0) core_.lose_device();
@@ -444,6 +445,7 @@ Executor::Outcome Executor::upload_copies(const Segment & segment) {
         return fed == WorkAhead::Fed::interrupted ? Outcome::interrupted : Outcome::lost;
     };
     for (SubLayer * sublayer : segment.residents) {
+        if (sublayer->uploaded && !core_.cache.await(*sublayer)) return Outcome::lost;
         if (sublayer->uploaded) continue;
         const WorkAhead::Fed fed = ahead_.upload(core_.cache, *sublayer, gate);
         if (fed != WorkAhead::Fed::done) return outcome(fed);

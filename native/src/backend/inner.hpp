@@ -28,7 +28,7 @@ enum class Stream : uint8_t { compute, upload, download };
 constexpr size_t kStreams = 3;
 // Who uses events: each has a pool of its own, so that many short-lived ones never bring one up for reuse
 // that somebody still waits for.
-enum class Events : uint8_t { work, ring, experts, pictures };
+enum class Events : uint8_t { work, ring, experts, pictures, copies };
 
 // A piece of device memory, booked in the ledger as long as it lives.
 class DeviceBuffer {
@@ -152,7 +152,7 @@ private:
         std::array<ggml_backend_event_t, kEvents> events{};
         size_t at = 0;
     };
-    std::array<EventPool, 4> event_pools_;
+    std::array<EventPool, 5> event_pools_;
     bool has_events_ = false;
     bool vulkan_ = false;
     bool renews_ = false; // the instance that computes, each time it has and was synchronized

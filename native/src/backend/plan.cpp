@@ -36,7 +36,7 @@ void Planner::plan_vision() {
     for (size_t tries = 0; tries < 3 + kTilePatches.size(); tries++) {
         device_units_.clear();
         take_memory();
-        if (lay_out()) return;
+        if (lay_out()) return note_image();
         cache_.drop_vision_residents();
     }
     device_units_.assign(needs_.size(), 0);

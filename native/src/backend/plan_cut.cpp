@@ -172,7 +172,7 @@ void Planner::list_needs(Segment & segment) {
     weights_.clear();
     for (int i = segment.first; i <= segment.last; i++) {
         const Node & entry = info_.nodes[static_cast<size_t>(i)];
-        if (entry.view) continue;
+        if (entry.view || ggml_is_empty(graph_.nodes[i])) continue; // a step without logits needs no output matrix
         for (uint32_t s = 0; s < entry.n_sources; s++) {
             const int source = info_.sources[entry.first_source + s];
             if (source != entry.root) note_need(segment, source, i); // a cast names its own result

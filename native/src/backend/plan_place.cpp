@@ -1,6 +1,8 @@
 // What of a graph finds place on the device: copies, the ring for what is streamed, states, scratch.
 #include "planner.hpp"
 
+#include <utility>
+
 namespace xlm {
 
 namespace {
@@ -71,7 +73,18 @@ bool Planner::try_vision_scratch(int64_t patches, bool whole, bool beside_weight
         beside_weights ? std::min(need_bytes, scratch_bytes_ + least_weight_bytes()) : scratch_bytes_;
     if (least > cache_.budget_bytes()) return false;
     cache_.give_way(need_bytes, limits_.vision_bound_bytes);
+    if (cache_.place_scratch(scratch_bytes_)) return true;
+    if (!std::exchange(cache_.ahead_of_image, false)) return false;
+    cache_.drop_vision_residents(); // another image than the last one
     return cache_.place_scratch(scratch_bytes_);
+}
+
+// For the next image.
+void Planner::note_image() const {
+    bool whole = plan_.from == 0 && plan_.uses_device && !device_units_.empty();
+    for (size_t u = 0; whole && u < needs_.size(); u++)
+        whole = !needs_[u].any_node || (device_units_[u] && needs_[u].wanted == XLM_PLACE_RESIDENT);
+    cache_.last_image = {plan_.tier, whole ? vision_need_bytes() : 0, cache_.scratch().bytes()};
 }
 
 // What streaming takes: the ring and the small tensors.

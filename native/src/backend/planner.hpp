@@ -71,6 +71,7 @@ private:
     uint64_t least_weight_bytes() const;
     void shed(xlm_sublayer_kind kind);
     uint64_t vision_need_bytes() const;
+    void note_image() const;
     uint64_t reserve_bytes() const;
     template <typename Keep>
     void keep_units(Keep keep) {

@@ -73,6 +73,7 @@ struct SubLayer {
     // Residency, owned by the holder of the device gate.
     DeviceBuffer copy;
     bool uploaded = false;
+    ggml_backend_event_t arrives = nullptr; // on the upload stream; nullptr: whoever computes need not wait for it
     std::vector<char> packed; // of a small group: its copy as it is uploaded, in one piece; empty until then
     std::unique_ptr<ExpertState> experts; // nullptr: no experts, or of a form that is only handled as a whole
 

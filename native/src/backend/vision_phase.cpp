@@ -3,6 +3,7 @@
 #include "core.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace xlm {
 
@@ -10,6 +11,12 @@ namespace {
 
 uint64_t held_bytes(const SubLayer & sublayer) {
     return sublayer.copy.bytes() + (sublayer.experts ? sublayer.experts->slots.bytes() : 0);
+}
+
+// Where in a step it comes: small tensors are read everywhere, the output matrix last.
+std::pair<int, int32_t> use(const SubLayer & sublayer) {
+    const int part = sublayer.kind == XLM_KIND_SMALL ? 0 : sublayer.kind == XLM_KIND_OUTPUT ? 2 : 1;
+    return {part, sublayer.layer};
 }
 
 } // namespace
@@ -25,10 +32,57 @@ void Core::enter_vision() {
 void Core::leave_vision() {
     if (!cache.vision_phase) return;
     inner.synchronize_all();
-    cache.vision_phase = false;
+    cache.vision_phase = cache.ahead_of_image = false;
     cache.drop_workspace();
     for (SubLayer * sublayer : registry.sublayers())
         if (sublayer->vision) cache.drop_resident(*sublayer);
+}
+
+// While libmtmd scales the picture the link is idle: the language model makes room as for the last image, and
+// settle() brings the tower's copies in. Where those did not all fit then, the graph is waited for.
+void Core::begin_vision() {
+    const Cache::LastImage & last = cache.last_image;
+    if (cache.vision_phase || !inner.usable() || last.need_bytes == 0 || last.need_bytes > cache.budget_bytes()) return;
+    enter_vision();
+    cache.ahead_of_image = true;
+    cache.give_way(last.need_bytes, vision_bound_bytes);
+}
+
+std::vector<SubLayer *> Core::wanted_for_image() {
+    std::vector<SubLayer *> wanted;
+    const auto add = [&](SubLayer * sublayer) {
+        const bool known = std::find(wanted.begin(), wanted.end(), sublayer) != wanted.end();
+        if (sublayer && !sublayer->uploaded && !known) wanted.push_back(sublayer);
+    };
+    for (SubLayer * sublayer : registry.sublayers()) {
+        const uint32_t tier = cache.last_image.tier;
+        if (!sublayer->vision || !sublayer->seen_multiplied || tier >= sublayer->placement.size()) continue;
+        if (sublayer->placement[tier] != XLM_PLACE_RESIDENT) continue;
+        add(sublayer->small_group);
+        add(sublayer);
+    }
+    return wanted;
+}
+
+// As many as may be queued without making a reclaim wait, in the order in which a step needs them; others come with the
+// step itself. What fits is decided by rank.
+void Core::bring_back() {
+    if (!inner.usable() || !inner.has_events()) return;
+    std::vector<SubLayer *> coming;
+    for (SubLayer * sublayer : wanted_copies())
+        if (cache.place_resident(*sublayer, schedule.reserve_bytes)) coming.push_back(sublayer);
+    std::stable_sort(coming.begin(), coming.end(),
+                     [](const SubLayer * a, const SubLayer * b) { return use(*a) < use(*b); });
+    cache.changed();
+    WorkAhead ahead(inner, stats, Stream::upload, upload_pace);
+    uint64_t queued_ns = 0;
+    for (SubLayer * sublayer : coming) {
+        if (sublayer->uploaded) continue; // a small group is there for each that needs it
+        queued_ns += upload_pace.predict_ns(sublayer->device_bytes);
+        if (queued_ns > kQueueNs) return;
+        if (ahead.upload(cache, *sublayer, nullptr) != WorkAhead::Fed::done || !cache.on_its_way(*sublayer))
+            return lose_device();
+    }
 }
 
 // Copies that a new plan of the phase may still evict: all of them cost is an upload afterwards.
