@@ -21,7 +21,7 @@ from xlm_engine.sampling import Candidates, Sampler
 from xlm_engine.sessions import Sequences
 from xlm_engine.vision.image import Image
 from xlm_engine.vision.mtmd import EncodeAborted
-from xlm_engine.vision.tower import Seen
+from xlm_engine.vision.tower import Seen, VisionTower
 
 SETTLE_BUSY_BYTES: Final = 8 << 20  # between two steps: under a millisecond on a PCIe 3 link
 SETTLE_IDLE_BYTES: Final = 32 << 20
@@ -100,6 +100,7 @@ class Batcher:
             raise SessionError("this session is still answering", code="session_busy")
         make = self._prompts.later if request.context else self._prompts.first
         seen = self._see(request, images)
+        self._scale_first([image for _, image in seen])
         entries = [entry for _, image in seen[len(request.context_images) :] for entry in image.entries()]
         prompt = make(request.system, request.text, entries)
         generation = Generation(request, prompt, self._runtime.config.n_ctx, images=seen)
@@ -155,7 +156,7 @@ class Batcher:
         self._reflow()
         if self._encode():
             return
-        ready = [self._ready(seq_id, generation) for seq_id, generation in self._active.items()]
+        ready = [self._ready(seq_id, one) for seq_id, one in self._active.items() if not one.waits_for_image]
         chosen = self._policy.next_step(ready)
         if chosen:
             self._compute([self._active[one.seq_id] for one in chosen])
@@ -201,27 +202,48 @@ class Batcher:
 
     # -- images
 
+    def _scale_first(self, images: list[Seen]) -> None:
+        """Of a request that nobody is served before: its scaling need not wait for the next step."""
+        if self._runtime.vision is not None and not self.has_work:
+            self._runtime.vision.scale_first(images)
+
     def interrupt(self, gen_id: int | None) -> None:
         """From any thread: an answer is about to be cancelled (None: all of them). Ends the encoding of its image."""
         if self._runtime.vision is not None:
             self._runtime.vision.interrupt(gen_id)
 
     def _encode(self) -> bool:
-        """Encodes one part of an image that somebody waits for. All of a request come before its first step."""
+        """Encodes one part of an image that somebody waits for; while it is scaled, others and text before it go on.
+
+        From its encoding on all images of a request come before its next step.
+        """
         vision = self._runtime.vision
         if vision is None:
             return False
-        for generation in [*self._active.values()]:
-            try:
-                if vision.encode_one(generation.images_to_come(), generation.request.gen_id):
-                    return True
-            except EncodeAborted:
-                return True  # whoever asked for it says what is next
-            except XlmError as error:
-                self._fail(generation, error)
-        if vision.end_phase():
+        coming = [(generation, generation.images_to_come()) for generation in self._active.values()]
+        vision.scale_first([seen for _, images in coming for seen in images])
+        later = False
+        for generation, images in coming:
+            if vision.is_scaling(images) and self._has_text:
+                later = True
+            elif self._encode_one(vision, generation, images):
+                return True
+        if not later and vision.end_phase():
             self.budget_changed()
         return False
+
+    def _encode_one(self, vision: VisionTower, generation: Generation, images: list[Seen]) -> bool:
+        try:
+            return vision.encode_one(images, generation.request.gen_id)
+        except EncodeAborted:
+            return True  # whoever asked for it says what is next
+        except XlmError as error:
+            self._fail(generation, error)
+            return False
+
+    @property
+    def _has_text(self) -> bool:
+        return any(one.next_tokens() and not one.waits_for_image for one in self._active.values())
 
     def _decode_image(self, generation: Generation) -> list[Logits]:
         seen, run, first = generation.image_step()
@@ -354,6 +376,7 @@ class Batcher:
         self._send(
             link.GenerationFailed(gen_id=request.gen_id, code=error.code, message=error.message, hint=error.hint)
         )
+        self._scale_first([])
 
     def _leave(self, generation: Generation) -> None:
         if generation.sampler is not None:
@@ -364,6 +387,9 @@ class Batcher:
             self._active.pop(generation.sequence.seq_id, None)
             self._sequences.release(generation.sequence)
             generation.sequence = None
+        vision = self._runtime.vision
+        if vision is not None and not self.has_work and vision.end_phase():  # a cancelled turn's
+            self.budget_changed()
         self._count()
 
     def _count(self) -> None:

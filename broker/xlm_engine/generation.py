@@ -127,6 +127,15 @@ class Generation:
         rest = self.conversation[len(self.sequence.tokens) :]
         return [self._images[-1][1]] if any(map(shapes.is_image, rest)) else []
 
+    @property
+    def waits_for_image(self) -> bool:
+        """Whether the next step is one of image tokens that are not encoded yet."""
+        tokens = self.next_tokens()
+        if not tokens or not shapes.is_image(tokens[0]):
+            return False
+        seen, run, _ = self.image_step()
+        return seen.embeddings[run] is None
+
     def image_step(self) -> tuple[Seen, int, int]:
         """(image, its run, first token inside that run) of the next step, which is one of image tokens."""
         assert self.sequence is not None

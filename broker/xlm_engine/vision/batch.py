@@ -22,14 +22,16 @@ class ImageBatch:
         count = len(embeddings)
         rows = np.ascontiguousarray(embeddings, dtype=np.float32)
         places = np.ascontiguousarray(positions, dtype=np.int32)
-        sequence: Any = ctypes.cast((C.llama_seq_id * 1)(seq_id), _SEQ)
+        sequence = (C.llama_seq_id * 1)(seq_id)
+        ones, no_logits = np.ones(count, dtype=np.int32), np.zeros(count, dtype=np.int8)
+        sequences = np.full(count, ctypes.addressof(sequence), dtype=np.uintp)
         batch: Any = C.llama_batch()
         batch.n_tokens = count
         batch.embd = rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         batch.pos = places.ctypes.data_as(ctypes.POINTER(C.llama_pos))
-        batch.n_seq_id = (ctypes.c_int32 * count)(*([1] * count))
-        batch.seq_id = (ctypes.POINTER(C.llama_seq_id) * count)(*([sequence] * count))
-        batch.logits = (ctypes.c_int8 * count)()
+        batch.n_seq_id = ones.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        batch.seq_id = sequences.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(C.llama_seq_id)))
+        batch.logits = no_logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
         if not non_causal:
             return int(C.llama_decode(self._context, batch))
         C.llama_set_causal_attn(self._context, False)
@@ -37,6 +39,3 @@ class ImageBatch:
             return int(C.llama_decode(self._context, batch))
         finally:
             C.llama_set_causal_attn(self._context, True)
-
-
-_SEQ: Final = ctypes.POINTER(C.llama_seq_id)

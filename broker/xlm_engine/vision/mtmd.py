@@ -1,12 +1,13 @@
 """llama.cpp's libmtmd through llama_cpp's C functions: a projector file, and what it makes of an image.
 
-Owned by the decode thread. The tower's weights and compute buffers live in XLM0's host buffers.
+Owned by the decode thread, scaling excepted. The tower's weights and compute buffers live in XLM0's host buffers.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,12 +50,16 @@ class EncodeAborted(Exception):
 
 
 class Projector:
-    """A loaded projector file. ``close`` before the language model is freed. Raises ModelError."""
+    """A loaded projector file. ``close`` before the language model is freed. Raises ModelError.
+
+    ``chunks`` may be used on any thread; it and ``encode`` take turns.
+    """
 
     def __init__(self, path: str, model: Any, device: Device, n_threads: int, log: LlamaLog) -> None:
         self._device: Final = device
         self._log: Final = log
         self._model: Final = model
+        self._turn: Final = threading.Lock()
         self._n_vocab: Final[int] = C.llama_vocab_n_tokens(C.llama_model_get_vocab(model))
         self.n_embd: Final[int] = C.llama_model_n_embd_inp(model)
         M.mtmd_log_set(log.callback, None)
@@ -106,7 +111,7 @@ class Projector:
     def _tokenize(self, bitmap: Any, chunks: Any) -> None:
         marker = M.mtmd_default_marker()
         text = M.mtmd_input_text(marker, len(marker), False, True)
-        with self._log.collecting() as lines:
+        with self._turn, self._log.collecting() as lines:
             status = M.mtmd_tokenize(self._context, chunks, ctypes.byref(text), (ctypes.c_void_p * 1)(bitmap), 1)
         if status != 0:
             words = lines[-1] if lines else f"status {status}"
@@ -150,7 +155,7 @@ class Projector:
 
     def encode(self, chunk: Any, n_tokens: int) -> Embeddings:
         """Runs the tower. EncodeAborted, or EngineError if it cannot be computed."""
-        with self._log.collecting() as lines:
+        with self._turn, self._log.collecting() as lines:
             status = M.mtmd_encode_chunk(self._context, chunk)
         if status != 0:
             raise EncodeFailed(lines[-1] if lines else f"status {status}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,9 +16,12 @@ from xlm_engine import logs, shapes
 from xlm_engine.llama_log import LlamaLog
 from xlm_engine.vision.image import Image
 from xlm_engine.vision.mtmd import Embeddings, EncodeAborted, EncodeFailed, ImagePart, Part, Projector
+from xlm_engine.vision.scaled import Scaled
 from xlm_native import Device
 
 CACHE_BYTES: Final = 256 << 20  # of embeddings and pixels kept for images that are not being answered
+PIECE_BYTES: Final = 4 << 20  # of the tower's copies: then it is looked whether the image is there
+MAX_SIZES: Final = 64  # of images whose parts are remembered
 _PROBES: Final = ((4096, 4096), (4096, 1024), (1024, 4096))  # shapes that ask for as many tokens as a model gives
 
 
@@ -73,7 +75,8 @@ class VisionTower:
         self._at_work = 0  # gen_id whose image is being encoded; 0: none
         self._aborted = False
         self._phase_open = False
-        self._scaled: Final = _Scaled(self._projector)
+        self._scaled: Final = Scaled(self._projector)
+        self._parts: Final[dict[tuple[int, int], list[Part]]] = {}  # by width and height
         self.n_encoded = 0
         self.n_reused = 0
 
@@ -100,7 +103,7 @@ class VisionTower:
 
     def close(self) -> None:
         self._seen.clear()
-        self._scaled.let_go()
+        self._scaled.close()
         self._projector.close()
 
     # -- what an image is
@@ -130,11 +133,20 @@ class VisionTower:
         return known
 
     def _look(self, image: Image) -> Seen:
-        # what it is made of depends on its size only: its pixels are scaled once, when it is encoded
-        with self._projector.chunks(Image(b"", image.width, image.height, "")) as chunks:
-            parts = [self._projector.part(chunk) for chunk in chunks]
+        parts = self._parts_of(image.width, image.height)
         runs = sum(isinstance(part, ImagePart) for part in parts)
         return Seen(image.key, parts, image, [None] * runs)
+
+    def _parts_of(self, width: int, height: int) -> list[Part]:
+        """What an image is made of depends on its size only: its pixels are scaled once, to be encoded."""
+        parts = self._parts.get((width, height))
+        if parts is None:
+            with self._projector.chunks(Image(b"", width, height, "")) as chunks:
+                parts = [self._projector.part(chunk) for chunk in chunks]
+            if len(self._parts) >= MAX_SIZES:
+                self._parts.clear()
+            self._parts[width, height] = parts
+        return parts
 
     def n_tokens(self, image: Image) -> int:
         """Entries that an image takes in the context, with what stands around it."""
@@ -150,8 +162,7 @@ class VisionTower:
         return most, together
 
     def _probe(self, width: int, height: int) -> list[ImagePart]:
-        with self._projector.chunks(Image(b"", width, height, "")) as chunks:
-            return [part for part in map(self._projector.part, chunks) if isinstance(part, ImagePart)]
+        return [part for part in self._parts_of(width, height) if isinstance(part, ImagePart)]
 
     def _trim(self) -> None:
         """Forgets the images used longest ago. One held elsewhere stays with its holder."""
@@ -165,6 +176,20 @@ class VisionTower:
 
     # -- encoding
 
+    def scale_first(self, images: Sequence[Seen]) -> None:
+        """Of the images still to be encoded, the first is scaled from now on, unless it is another one's turn."""
+        wanted = [seen.image for seen in images if not seen.encoded and seen.image is not None]
+        if any(image is self._scaled.image for image in wanted):
+            return
+        self._scaled.let_go()
+        if wanted:
+            self._scaled.begin(wanted[0])
+
+    def is_scaling(self, images: Sequence[Seen]) -> bool:
+        """Whether ``encode_one`` would wait, and others may compute meanwhile: not between images of one phase."""
+        image = next((seen.image for seen in images if not seen.encoded), None)
+        return image is not None and not self._phase_open and not self._scaled.done(image)
+
     def encode_one(self, images: Sequence[Seen], gen_id: int) -> bool:
         """Encodes the first part that is not yet; False: there was none left.
 
@@ -175,6 +200,7 @@ class VisionTower:
             return False
         run = next(index for index, embeddings in enumerate(seen.embeddings) if embeddings is None)
         self._phase_open = True
+        self._bring_in(seen)
         seen.embeddings[run] = self._encode(seen, run, gen_id)
         if seen.encoded:
             self._scaled.let_go()
@@ -182,8 +208,19 @@ class VisionTower:
             self.n_encoded += 1
         return True
 
+    def _bring_in(self, seen: Seen) -> None:
+        """The tower's copies, as long as the image is being scaled."""
+        if seen.image is None or self._scaled.done(seen.image):
+            return
+        self._scaled.begin(seen.image)
+        self._device.begin_vision()
+        while self._device.settle(PIECE_BYTES) and not self._scaled.done(seen.image):
+            pass
+
     def _encode(self, seen: Seen, run: int, gen_id: int) -> Embeddings:
-        chunk = self._scaled.chunk(seen, run)
+        if seen.image is None:
+            raise ImageError("an image of the conversation is gone", code="image_unknown")
+        chunk = self._scaled.chunk(seen.image, run)
         n_tokens = seen.runs[run].n_tokens
         try:
             return self._compute(chunk, n_tokens, gen_id)
@@ -220,28 +257,3 @@ class VisionTower:
         self._phase_open = False
         self._device.end_vision()
         return True
-
-
-class _Scaled:
-    """The image being encoded as libmtmd scaled it, kept for all of its parts: scaling it again takes as long again."""
-
-    def __init__(self, projector: Projector) -> None:
-        self._projector: Final = projector
-        self._of: Seen | None = None
-        self._chunks: list[Any] = []  # one for each part of the image
-        self._held = ExitStack()
-
-    def chunk(self, seen: Seen, run: int) -> Any:
-        """libmtmd's chunk of a part, valid until ``let_go`` or another image."""
-        if self._of is not seen:
-            self.let_go()
-            if seen.image is None:
-                raise ImageError("an image of the conversation is gone", code="image_unknown")
-            chunks = self._held.enter_context(self._projector.chunks(seen.image))
-            self._chunks = [chunk for chunk in chunks if self._projector.is_image(chunk)]
-            self._of = seen
-        return self._chunks[run]
-
-    def let_go(self) -> None:
-        self._of, self._chunks = None, []
-        self._held.close()

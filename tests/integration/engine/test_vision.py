@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ from tests.support.stock_vlm import StockVlm, marker, stock_vlm
 from tests.support.vlm import Files, frame, write_vlm
 from xlm.protocol import link
 from xlm_engine.vision.image import Image
-from xlm_engine.vision.tower import Seen
+from xlm_engine.vision.mtmd import Projector
+from xlm_engine.vision.tower import Seen, VisionTower
 from xlm_native import Sim
 
 FAMILIES = ("qwen25vl", "gemma3")
@@ -226,7 +229,8 @@ def test_cancelling_in_mid_encode_ends_the_turn_and_keeps_the_engine(clean: Rig)
 
     thread = threading.Thread(target=cancel_once_it_encodes)
     thread.start()
-    clean.batcher.step()
+    while clean.batcher.has_work and not interrupted.is_set():  # text before the image comes first
+        clean.batcher.step()
     interrupted.set()
     thread.join()
     clean.batcher.cancel(gen_id)
@@ -248,6 +252,102 @@ def test_a_device_lost_in_mid_encode_costs_time_only(clean: Rig, stock: StockVlm
         Sim().restore_device()
         clean.batcher.recover()
     assert clean.device.stats()["device_lost"] == 0
+
+
+# -- side by side
+
+
+@pytest.fixture
+def scaling(clean: Rig, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Images are scaled once this is set."""
+    go_on, chunks = threading.Event(), Projector.chunks
+    assert clean.runtime.vision is not None
+    clean.runtime.vision.end_phase()
+
+    def waiting(self: Projector, image: Image) -> AbstractContextManager[list[Any]]:
+        assert not image.rgb8 or go_on.wait(30), "everybody waits for the image"
+        return chunks(self, image)
+
+    monkeypatch.setattr(Projector, "chunks", waiting)
+    return go_on
+
+
+def test_text_before_an_image_is_computed_while_it_is_scaled(
+    clean: Rig, stock: StockVlm, scaling: threading.Event
+) -> None:
+    image = picture(320, 240)
+    gen_id = clean.start("Look.", [image], system=SYSTEM)
+    clean.batcher.step()
+    sequence = next(iter(clean.batcher._active.values())).sequence
+    assert sequence is not None
+    assert sequence.tokens
+    scaling.set()
+    clean.finish(gen_id)
+    assert clean.tokens(gen_id) == stock.greedy(prompt("Look.", 1), [image], 12)
+
+
+def test_others_speak_while_an_image_is_scaled(clean: Rig, scaling: threading.Event) -> None:
+    looks, speaks = clean.start("Look.", [picture(320, 240)], "a"), clean.start("Hello.", [], "b")
+    while not any(isinstance(m, link.Finished) for m in clean.messages):
+        clean.batcher.step()
+    assert clean.tokens(speaks)
+    assert not clean.tokens(looks)
+    scaling.set()
+    assert clean.finish(looks).text == clean.finish(clean.start("Look.", [picture(320, 240)], "c")).text
+
+
+def test_a_turn_cancelled_while_its_image_is_scaled_lets_it_go(clean: Rig, scaling: threading.Event) -> None:
+    gen_id = clean.start("Look.", [picture(320, 240)])
+    clean.batcher.step()
+    clean.batcher.cancel(gen_id)
+    assert clean.finish(gen_id).finish_reason == "cancelled"
+    assert clean.runtime.vision is not None
+    assert clean.runtime.vision._scaled.image is None
+    scaling.set()
+    assert clean.say("Look.", [picture(320, 240)])
+
+
+def test_the_tower_comes_in_while_the_next_image_is_scaled(
+    clean: Rig, stock: StockVlm, scaling: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clean.set_budget(64 * MIB)
+    bring_in, encode_chunk = VisionTower._bring_in, Projector.encode
+    uploaded: list[int] = []
+
+    def brought(self: VisionTower, seen: Seen) -> None:
+        bring_in(self, seen)
+        scaling.set()
+
+    def counted(self: Projector, chunk: Any, n_tokens: int) -> np.ndarray:
+        before = clean.device.stats()["bytes_resident_uploaded"]
+        found = encode_chunk(self, chunk, n_tokens)
+        uploaded.append(clean.device.stats()["bytes_resident_uploaded"] - before)
+        return found
+
+    monkeypatch.setattr(VisionTower, "_bring_in", brought)
+    monkeypatch.setattr(Projector, "encode", counted)
+    for seed in (0, 1):
+        scaling.clear()
+        image = picture(320, 240, seed)
+        answer = clean.say("Look.", [image], session=str(seed), system=SYSTEM)
+        assert answer == stock.greedy(prompt("Look.", 1), [image], 12)
+    assert uploaded[0] > 0
+    assert set(uploaded[len(uploaded) // 2 :]) == {0}
+
+
+def test_the_language_model_begins_to_come_back_with_the_end_of_the_phase(clean: Rig) -> None:
+    clean.set_budget(64 * MIB)
+    clean.say("Words.", [], session="words")
+    clean.device.trim()
+    encode(clean, picture(320, 240))
+    assert clean.runtime.vision is not None
+    clean.runtime.vision.end_phase()
+    resident = sum(sub.device_bytes for sub in clean.runtime.language_sublayers() if sub.kind != "lookup")
+    assert clean.device.memory().resident_bytes == resident
+    uploaded = clean.device.stats()["bytes_resident_uploaded"]
+    clean.set_budget(0)  # while they may be on their way
+    assert clean.device.memory().used_bytes == 0
+    assert uploaded > 0
 
 
 # -- memory
