@@ -22,7 +22,7 @@ function(xlm_backend_suite name timeout)
 endfunction()
 
 xlm_backend_suite(backend_graph 1200
-  sublayers uniform combinations budgets regrow reclaim reclaim_first allocations lost lost_unseen large_matrix parts storm pestered untouched state
+  sublayers uniform combinations budgets regrow reclaim reclaim_first allocations lost lost_unseen large_matrix long_steps parts storm pestered untouched state
   trace trace_threads models abort order closed)
 xlm_backend_suite(backend_experts 1200
   forms traffic prefill order placements no_memory other_form resize window settle budgets reclaim storm pestered allocations lost abort models bad_calls)
