@@ -373,6 +373,12 @@ private:
     std::vector<SubLayer *> owners_;
 };
 
+bool sorts(const ggml_cgraph & graph) {
+    return std::any_of(graph.nodes, graph.nodes + graph.n_nodes, [](const ggml_tensor * node) {
+        return node->op == GGML_OP_ARGSORT || node->op == GGML_OP_TOP_K;
+    });
+}
+
 void extend(ScratchItem & item, int node) {
     if (item.first < 0) item.first = node;
 }
@@ -383,6 +389,7 @@ GraphInfo analyse_graph(const ggml_cgraph & graph, Resolver & resolver) {
     GraphInfo info = Analysis(graph, resolver).run();
     info.experts = find_expert_groups(graph, info);
     if (info.vision) find_patch_runs(graph, info, resolver);
+    info.fusion_reach = info.vision || sorts(graph) ? kFusionReach : kPlainFusionReach;
     std::vector<uint8_t> all(info.nodes.size());
     for (size_t i = 0; i < all.size(); i++)
         all[i] = !info.nodes[i].cpu_only;
@@ -392,7 +399,7 @@ GraphInfo analyse_graph(const ggml_cgraph & graph, Resolver & resolver) {
     for (const ExpertGroup & group : info.experts)
         items.push_back({expert_scratch(group).bytes, group.first, group.last + kFusionReach});
     if (info.vision) fit_to_spans(info, vision_spans(info, all, 0), kTilePatches.front(), items);
-    info.scratch_need_bytes = (info.vision ? plan_scratch_tightly : plan_scratch)(items, 256).peak_bytes;
+    info.scratch_need_bytes = plan_scratch_tightly(items, 256).peak_bytes;
     return info;
 }
 
@@ -435,7 +442,7 @@ std::vector<ScratchItem> scratch_items(const GraphInfo & info, const std::vector
         if (root.cls != RootClass::activation || root.hosted) items[r].first = -1;
         // Kept to the last use anywhere, so that a result is never lost before a CPU node or the end fetches it.
         items[r].last = root.escapes ? static_cast<int>(info.nodes.size())
-                                     : std::max(root.last_use, root.keep_until) + kFusionReach;
+                                     : std::max(root.last_use, root.keep_until) + info.fusion_reach;
         items[r].bytes = root.device_bytes;
     }
     return items;

@@ -90,6 +90,7 @@ struct GraphInfo {
     uint64_t scratch_need_bytes = 0; // device scratch if every unit ran on the device
     bool replayable = true;          // running it twice gives the same state
     bool vision = false;             // of a model with a projector
+    int fusion_reach = 0;            // see kFusionReach
     int stage = -1;                  // root of the place that hosted masks come through
     std::unique_ptr<ggml_tensor> stage_tensor;
     uint32_t n_attention_cpu = 0; // attention operations the device cannot run
@@ -99,8 +100,9 @@ GraphInfo analyse_graph(const ggml_cgraph & graph, Resolver & resolver);
 
 // Inner backends fuse runs of nodes: the fused kernel reads the first node's sources while it
 // writes the last node's result, so the two must not share bytes although their lifetimes do not
-// meet. The longest pattern known (top-k of experts) spans ten nodes.
-constexpr int kFusionReach = 12;
+// meet. The longest pattern known (top-k of experts) spans ten nodes; without a sort the longest are of five: norm,
+// scale, rope, view and a cache's rows, or two products with their biases and a gate.
+constexpr int kFusionReach = 12, kPlainFusionReach = 5;
 
 // Lifetimes on the device when `on_device[i]` says that node i runs there.
 std::vector<ScratchItem> scratch_items(const GraphInfo & info, const std::vector<uint8_t> & on_device);
