@@ -34,10 +34,17 @@ _STEP_STATUS: Final = {
 
 
 class Batcher:
-    """All answers in the making. ``send`` is called on this thread."""
+    """All answers in the making. ``send`` is called on this thread, and ``deliver`` before it computes: what was sent
+    since may go out then."""
 
     def __init__(
-        self, runtime: Runtime, prompts: Prompts, policy: Policy, meter: Meter, send: Callable[[link.FromEngine], None]
+        self,
+        runtime: Runtime,
+        prompts: Prompts,
+        policy: Policy,
+        meter: Meter,
+        send: Callable[[link.FromEngine], None],
+        deliver: Callable[[], None] = lambda: None,
     ) -> None:
         config = runtime.config
         self._runtime: Final = runtime
@@ -45,6 +52,7 @@ class Batcher:
         self._policy: Final = policy
         self._meter: Final = meter
         self._send: Final = send
+        self._deliver: Final = deliver
         self._candidates: Final = Candidates(runtime.n_vocab)
         self._sequences: Final = Sequences(
             config.n_sessions, config.n_ubatch, exact=policy.batching == "exact", forget=runtime.forget
@@ -220,6 +228,7 @@ class Batcher:
         vision = self._runtime.vision
         if vision is None:
             return False
+        self._deliver()
         coming = [(generation, generation.images_to_come()) for generation in self._active.values()]
         vision.scale_first([seen for _, images in coming for seen in images])
         later = False
@@ -281,6 +290,7 @@ class Batcher:
         for last_try in (False, True):
             try:
                 self._runtime.device.begin_step(n_tokens)
+                self._deliver()
                 return self._decode_image(generations[0]) if image else self._runtime.decode(rows)
             except StepFailed as failure:
                 logs.logger().warning("step failed", status=failure.status, n_tokens=n_tokens, again=not last_try)

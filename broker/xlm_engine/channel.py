@@ -97,8 +97,18 @@ class Channel:
 
     def send(self, message: link.FromEngine) -> None:
         """From the decode thread. Never blocks."""
-        self._outbox.put(_ENCODER.encode(message))
+        self.put(message)
         self._bell.ring()
+
+    def put(self, message: link.FromEngine) -> None:
+        """Sent by the next ``deliver`` or ``send``: the link thread then takes the interpreter, so best where the
+        decode thread is about to compute or to wait."""
+        self._outbox.put(_ENCODER.encode(message))
+
+    def deliver(self) -> None:
+        """From the decode thread: what was put goes out."""
+        if not self._outbox.empty():
+            self._bell.ring()
 
     def report(self) -> None:
         """From the decode thread: Stats go out now and not only when they are due."""

@@ -128,6 +128,8 @@ class Engine:
         self._meter.steps += 1
         if self._stopping:
             raise Stopped
+        if timeout_s:
+            self._channel.deliver()
         try:
             message = self._channel.inbox.get(timeout=timeout_s) if timeout_s else self._channel.inbox.get_nowait()
         except queue.Empty:
@@ -186,7 +188,7 @@ class Engine:
         scratch = warmup.measure_scratch(runtime, lambda fraction: _discard(self._progress("warmup")(fraction)))
         self._channel.send(self._loaded(runtime, start, scratch, began))
         policy = Policy(batching_for(start.device), config.n_ubatch)
-        batcher = Batcher(runtime, prompts, policy, self._meter, self._channel.send)
+        batcher = Batcher(runtime, prompts, policy, self._meter, self._channel.put, self._channel.deliver)
         self._channel.attach_interrupt(batcher.interrupt)
         return batcher
 
@@ -238,6 +240,7 @@ class Engine:
                 self._handle(batcher, gate, message)
                 message = self._next_message(None)
             if not batcher.has_work:
+                self._channel.deliver()
                 if batcher.settle():
                     self._channel.report()
             elif not self._pacer.wait_ns():
