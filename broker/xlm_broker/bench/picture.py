@@ -30,7 +30,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         for line, base in enumerate(("ngl", "static")):
             _panel(grid[line][column], rows, base, figure_name)
         grid[0][column].set_title(f"{words}: times faster than the best -ngl")
-        grid[1][column].set_title(f"{words}: times faster than the best static setting of any kind")
+        grid[1][column].set_title(f"{words}: times faster than the best static setting")
         grid[1][column].set_xlabel("budget, part of the model file")
     grid[0][0].legend(fontsize=8, ncols=2)
     figure.suptitle(
