@@ -399,7 +399,7 @@ GraphInfo analyse_graph(const ggml_cgraph & graph, Resolver & resolver) {
     for (const ExpertGroup & group : info.experts)
         items.push_back({expert_scratch(group).bytes, group.first, group.last + kFusionReach});
     if (info.vision) fit_to_spans(info, vision_spans(info, all, 0), kTilePatches.front(), items);
-    info.scratch_need_bytes = plan_scratch_tightly(items, 256).peak_bytes;
+    info.scratch_need_bytes = plan_scratch(items, 256).peak_bytes;
     return info;
 }
 

@@ -30,7 +30,7 @@ void Planner::place_everything() {
 }
 
 ScratchLayout Planner::layout_of(const std::vector<ScratchItem> & items) const {
-    return plan_scratch_tightly(items, inner_.alignment());
+    return plan_scratch(items, inner_.alignment());
 }
 
 uint64_t Planner::scratch_estimate() const {

@@ -86,6 +86,30 @@ uint64_t lowest_free(const std::vector<Placed> & placed, const ScratchItem & ite
     return offset;
 }
 
+// First fit.
+ScratchLayout in_order_of_birth(const std::vector<ScratchItem> & items, uint64_t alignment) {
+    std::vector<size_t> order(items.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return items[a].first < items[b].first; });
+    ScratchLayout layout;
+    layout.offsets.assign(items.size(), 0);
+    FreeList free_list;
+    std::priority_queue<Death, std::vector<Death>, std::greater<>> deaths;
+    const auto rounded = [&](size_t i) { return rounded_bytes(items[i], alignment); };
+    for (size_t i : order) {
+        if (items[i].first < 0) continue;
+        while (!deaths.empty() && deaths.top().last < items[i].first) {
+            free_list.give(layout.offsets[deaths.top().item], rounded(deaths.top().item));
+            deaths.pop();
+        }
+        layout.offsets[i] = free_list.take(rounded(i));
+        deaths.push({items[i].last, i});
+    }
+    layout.peak_bytes = free_list.end();
+    return layout;
+}
+
+// Each at the lowest offset that is free all its life.
 ScratchLayout largest_first(const std::vector<ScratchItem> & items, uint64_t alignment) {
     std::vector<size_t> order(items.size());
     std::iota(order.begin(), order.end(), size_t{0});
@@ -108,31 +132,9 @@ ScratchLayout largest_first(const std::vector<ScratchItem> & items, uint64_t ali
 
 } // namespace
 
-ScratchLayout plan_scratch_tightly(const std::vector<ScratchItem> & items, uint64_t alignment) {
-    ScratchLayout by_birth = plan_scratch(items, alignment), by_size = largest_first(items, alignment);
-    return by_size.peak_bytes < by_birth.peak_bytes ? by_size : by_birth;
-}
-
 ScratchLayout plan_scratch(const std::vector<ScratchItem> & items, uint64_t alignment) {
-    std::vector<size_t> order(items.size());
-    std::iota(order.begin(), order.end(), size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return items[a].first < items[b].first; });
-    ScratchLayout layout;
-    layout.offsets.assign(items.size(), 0);
-    FreeList free_list;
-    std::priority_queue<Death, std::vector<Death>, std::greater<>> deaths;
-    const auto rounded = [&](size_t i) { return rounded_bytes(items[i], alignment); };
-    for (size_t i : order) {
-        if (items[i].first < 0) continue;
-        while (!deaths.empty() && deaths.top().last < items[i].first) {
-            free_list.give(layout.offsets[deaths.top().item], rounded(deaths.top().item));
-            deaths.pop();
-        }
-        layout.offsets[i] = free_list.take(rounded(i));
-        deaths.push({items[i].last, i});
-    }
-    layout.peak_bytes = free_list.end();
-    return layout;
+    ScratchLayout by_birth = in_order_of_birth(items, alignment), by_size = largest_first(items, alignment);
+    return by_size.peak_bytes < by_birth.peak_bytes ? by_size : by_birth;
 }
 
 } // namespace xlm

@@ -17,11 +17,8 @@ struct ScratchLayout {
     uint64_t peak_bytes = 0;
 };
 
-// First fit in order of birth. Two items share bytes only when their lifetimes do not meet.
+// The smaller of two layouts: in order of birth, and largest items first. Two items share bytes only when their
+// lifetimes do not meet.
 ScratchLayout plan_scratch(const std::vector<ScratchItem> & items, uint64_t alignment);
-
-// The better of that and of largest items first, each at the lowest offset that is free all its life. Takes longer:
-// for graphs that run long.
-ScratchLayout plan_scratch_tightly(const std::vector<ScratchItem> & items, uint64_t alignment);
 
 } // namespace xlm
