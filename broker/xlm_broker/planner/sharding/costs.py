@@ -74,7 +74,9 @@ class Costs:
     link_bytes_ns: float  # bytes per ns
     capabilities: Capabilities
     alike: NDArray[np.int64]  # [unit] equal numbers: equal in everything above
-    window_bytes: int = 0  # part of the ring that streamed experts take: a KV cache needs its place beside it
+    window_bytes: NDArray[np.int64] | int = (
+        0  # [unit] part of the ring that experts take: what a unit streams goes beside it
+    )
 
     @cached_property
     def slowdown(self) -> FloatArray:
@@ -102,12 +104,12 @@ class Costs:
     @cached_property
     def kv_ring_bytes(self) -> NDArray[np.int64]:
         """[unit] the least ring that takes its pieces and its cache."""
-        return self.plain_ring_bytes + self.kv_bytes + self.window_bytes
+        return self.plain_ring_bytes + self.kv_bytes
 
     @cached_property
     def plain_ring_bytes(self) -> NDArray[np.int64]:
         """[unit] the least ring that takes its pieces."""
-        return np.asarray(RING_PIECES * self.piece_bytes, dtype=np.int64)
+        return np.asarray(RING_PIECES * self.piece_bytes + self.window_bytes, dtype=np.int64)
 
     @cached_property
     def ring_needs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

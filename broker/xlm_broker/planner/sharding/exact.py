@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT, RING_PIECES, STREAM, STREAM_KV, Costs, FloatArray
+from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT, STREAM, STREAM_KV, Costs, FloatArray
 from .pipeline import IntArray, ModeArray
 from .problem import Solution, StateArray, Task, on_cpu, ring_for, simulate, stream_mode
 
@@ -85,7 +85,7 @@ class _Lattice:
     def _tier(self, costs: Costs, tier: int, ring: IntArray, fits: NDArray[np.bool_]) -> FloatArray:
         """By classes of rings: a set may stream what its class's largest ring can take."""
         best = np.zeros(len(ring))
-        needs = np.unique(np.concatenate(_ring_needs(costs)))
+        needs = np.unique(np.concatenate([costs.plain_ring_bytes, costs.kv_ring_bytes]))
         edges = needs[np.unique(np.linspace(0, len(needs) - 1, MAX_RINGS).astype(np.int64))]
         classes = np.searchsorted(edges, ring, side="right")
         for one in np.unique(classes[fits]):
@@ -93,12 +93,6 @@ class _Lattice:
             largest = int(ring[members & fits].max(initial=0))
             best[members] = _shortest(costs, tier, self.levels, largest)[members]
         return best
-
-
-def _ring_needs(costs: Costs) -> tuple[IntArray, IntArray]:
-    """[unit] the least ring to stream it, without and with its cache."""
-    plain = RING_PIECES * costs.piece_bytes
-    return plain, costs.kv_ring_bytes
 
 
 def _shortest(costs: Costs, tier: int, levels: Sequence[IntArray], ring_bytes: int) -> FloatArray:
@@ -117,7 +111,7 @@ def _shortest(costs: Costs, tier: int, levels: Sequence[IntArray], ring_bytes: i
 
 def _device_costs(costs: Costs, tier: int, ring_bytes: int, chain: float, price: float) -> FloatArray:
     """[level, unit] least cost on the device; infinite where it cannot be."""
-    plain, with_kv = _ring_needs(costs)
+    plain, with_kv = costs.plain_ring_bytes, costs.kv_ring_bytes
     compute, upload = costs.compute[tier], costs.upload[tier]
     stream = np.where(plain <= ring_bytes, chain * compute[STREAM] + price * upload[STREAM], np.inf)
     able = (with_kv <= ring_bytes) & costs.capabilities.kv_streaming

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from xlm.protocol.link import ExpertPolicy, ExpertStats, ModelFacts, SubLayer
 
-from .costs import RESIDENT, STREAM, STREAM_KV, Costs, FloatArray, TierPoint
+from .costs import RESIDENT, RING_PIECES, STREAM, STREAM_KV, Costs, FloatArray, TierPoint
 from .hardware import CPU_OP_NS, CPU_OP_THREAD_NS, Machine
 from .kernels import Kernels
 from .work import F32_BYTES, Experts, ModelWork, Unit
@@ -194,10 +194,12 @@ def with_slots(
     pieces = costs.piece_bytes.copy()
     for layer in found:  # the ring needs room for the window, not for whole matrices
         pieces[layer.at] = WINDOW_PARTS // 2 * (layer.facts.largest_expert_bytes + PART_PADDING_BYTES)
-    which = _alike(costs.alike, found, slots)
+    sparse = [layer.at for layer in found]
+    window = np.full(costs.n_units, RING_PIECES * int(pieces[sparse].max(initial=0)), dtype=np.int64)
+    window[sparse] = 0  # it is their own
     return replace(
-        costs, compute=compute, busy=busy, upload=upload, link_share=share, piece_bytes=pieces, alike=which,
-        window_bytes=2 * int(pieces[[layer.at for layer in found]].max(initial=0)),
+        costs, compute=compute, busy=busy, upload=upload, link_share=share, piece_bytes=pieces,
+        alike=_alike(costs.alike, found, slots), window_bytes=window,
     )  # fmt: skip
 
 

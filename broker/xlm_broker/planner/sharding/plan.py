@@ -12,7 +12,7 @@ from xlm.errors import BudgetError
 from xlm.protocol.link import ExpertPolicy
 from xlm_broker.planner.report import below_minimum, mib
 
-from .costs import RING_PIECES, Capabilities, Costs, FloatArray, build_costs
+from .costs import Capabilities, Costs, FloatArray, build_costs
 from .hardware import Machine
 from .kernels import Kernels, Roofline
 from .orders import TierOrders
@@ -164,7 +164,7 @@ def minimum_bytes(planning: Planning) -> int:
     if not costs.n_units:
         return 0
     resident = costs.weight_bytes + costs.kv_bytes
-    streamed = RING_PIECES * costs.piece_bytes + costs.kv_bytes
+    streamed = costs.kv_ring_bytes
     least = int(np.minimum(resident, streamed).min())
     return work.small_bytes + work.scratch_bytes[planning.tiers[0]] + least
 

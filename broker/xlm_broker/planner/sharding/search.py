@@ -21,7 +21,7 @@ from itertools import accumulate, chain, islice, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT, RING_PIECES, STREAM, STREAM_KV, Costs, FloatArray
+from .costs import CPU, EVERYTHING, KV, NOTHING, RESIDENT, STREAM, STREAM_KV, Costs, FloatArray
 from .counts import counted_states
 from .exact import MAX_UNITS, improve_exactly
 from .improve import ROUNDING, Improver
@@ -354,7 +354,7 @@ def _trimmed(task: Task, best: Solution) -> Solution:
     upload = np.take_along_axis(task.costs.upload, best.modes[:, None, :].astype(np.int64), axis=1)
     streamed = float(upload.sum(axis=(1, 2)).max(initial=0.0)) * task.costs.link_bytes_ns
     by_need = ((best.modes == STREAM) & (task.costs.upload[:, STREAM] == 0)).any(axis=0)  # experts: through a window
-    streamed = max(streamed, float((RING_PIECES * task.costs.piece_bytes)[by_need].max(initial=0)))
+    streamed += float(task.costs.plain_ring_bytes[by_need].max(initial=0))
     with_kv = (best.modes == STREAM_KV).any(axis=0)
     streamed = max(streamed, float(task.costs.kv_ring_bytes[with_kv].max(initial=0)))
     unused = ((best.state == EVERYTHING) & ~(best.modes == RESIDENT).any(axis=0)) | (

@@ -160,6 +160,14 @@ def test_never_above_the_budget(share: float, power: float | None) -> None:
         assert policy.cpu_ns > 0
 
 
+@pytest.mark.parametrize(("budget_mib", "power"), [(130, 1.2), (190, 0.5), (190, 1.2)])
+def test_beside_the_experts_window_the_ring_takes_whole_matrices(budget_mib: int, power: float) -> None:
+    schedule = plan(budget_mib * MIB, power)
+    streamed = {i for tier in schedule.tiers for i, place in enumerate(tier.placement) if place == STREAM}
+    plain = [s.largest_piece_bytes for s in MODEL.sublayers if s.index in streamed and s.kind != "experts"]
+    assert 2 * max(plain, default=0) <= schedule.ring_bytes
+
+
 def test_slots_where_few_experts_do_most_of_the_work() -> None:
     steep = plan(160 * MIB, 1.5)
     assert slot_bytes(steep) > 0

@@ -86,8 +86,10 @@ def check_rings(model: ModelFacts, schedule: Schedule) -> None:
     scratch = max(t.scratch_bytes for t in schedule.tiers)
     assert schedule.ring_bytes + window + scratch <= schedule.reserve_bytes
     for sub in model.sublayers:
-        if any(tier.placement[sub.index] == STREAM_KV for tier in schedule.tiers):
-            assert sub.kv_bytes + 2 * sub.largest_piece_bytes <= schedule.ring_bytes
+        places = {tier.placement[sub.index] for tier in schedule.tiers}
+        if STREAM_KV in places or (STREAM in places and sub.kind != "experts"):
+            kv_bytes = sub.kv_bytes if STREAM_KV in places else 0
+            assert kv_bytes + 2 * sub.largest_piece_bytes <= schedule.ring_bytes
 
 
 @settings(max_examples=20, deadline=None)
