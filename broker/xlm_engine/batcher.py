@@ -242,6 +242,8 @@ class Batcher:
         return False
 
     def _encode_one(self, vision: VisionTower, generation: Generation, images: list[Seen]) -> bool:
+        if images:
+            self.hand_over()
         try:
             return vision.encode_one(images, generation.request.gen_id)
         except EncodeAborted:
@@ -287,6 +289,8 @@ class Batcher:
         image = shapes.is_image(generations[0].next_tokens()[0])
         rows = [] if image else [row for generation in generations for row in _rows(generation)]
         n_tokens = len(generations[0].next_tokens()) if image else len(rows)
+        if n_tokens > len(generations):  # given text: it may take a while
+            self.hand_over()
         for last_try in (False, True):
             try:
                 self._runtime.device.begin_step(n_tokens)
@@ -364,10 +368,20 @@ class Batcher:
         if reason is not None:
             self._finish(generation, reason)
             return
+        if generation.piece_due:
+            self._hand_over(generation)
+        generation.ends = [len(generation.conversation)]
+
+    def hand_over(self) -> None:
+        """Where the next token will take a while: nothing that was chosen waits for it."""
+        for generation in self._active.values():
+            self._hand_over(generation)
+
+    def _hand_over(self, generation: Generation) -> None:
+        """What is chosen and was held back goes out."""
         piece = generation.piece(generation.answer.take())
         if piece is not None:
             self._send(piece)
-        generation.ends = [len(generation.conversation)]
 
     # -- ends
 

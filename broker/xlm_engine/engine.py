@@ -90,6 +90,7 @@ class Engine:
         self._stopping = False
         self._backlog: list[Message] = []
         self._channel: Final = Channel(endpoint, parent_pid, self._stats, _exit_at_once)
+        self._paced = False  # the last step was
         self._images: Final = Images(lambda: self._channel.inbox.put(ImagesChanged()))
         self._channel.attach_images(self._images)
 
@@ -248,10 +249,12 @@ class Engine:
 
     def _step(self, batcher: Batcher) -> None:
         """One step, which rests at its borders too; not where a message came in since the inbox was read."""
-        if self._device is not None:
+        paced, was_paced = self._pacer.duty < 1.0, self._paced
+        if self._device is not None and (paced or was_paced):
             self._device.set_pace(self._pacer.duty, self._pacer.max_gap_ns)
             if not self._channel.inbox.empty():
                 self._device.set_pace(1.0)
+        self._paced = paced
         batcher.step()
 
     def _rested_ns(self) -> int:
@@ -261,7 +264,10 @@ class Engine:
     def _patience_s(self, batcher: Batcher) -> float:
         """How long there is nothing to do but to wait for messages: idle, or between two paced steps."""
         if batcher.has_work:
-            return min(_LONGEST_WAIT_S, self._pacer.wait_ns() / 1e9)
+            wait_ns = self._pacer.wait_ns()
+            if wait_ns:
+                batcher.hand_over()
+            return min(_LONGEST_WAIT_S, wait_ns / 1e9)
         return 0.0 if batcher.has_uploads else _LONGEST_WAIT_S
 
     def _handle(self, batcher: Batcher, gate: Gate, message: Message) -> None:

@@ -30,6 +30,7 @@ from xlm_native import Device
 Logits = npt.NDArray[np.float32]
 
 GGML_TYPES: Final = {"f16": 1, "q8_0": 8}  # ggml.h
+KEPT_PIECES: Final = 16384
 CELL_PAD: Final = 256  # llama.cpp rounds a sequence's cells up to this
 
 
@@ -112,7 +113,20 @@ class Runtime:
         self.n_vocab: Final[int] = C.llama_vocab_n_tokens(self.vocab)
         self.memory: Final[Any] = C.llama_get_memory(self._context)
         self._batch: Final[Any] = C.llama_batch_init(config.n_ubatch, 0, 1)
+        self._keep_columns(config.n_ubatch)
+        self._logits_type: Final[Any] = ctypes.c_float * self.n_vocab
+        self._pieces: Final[dict[int, bytes]] = {}
         self._images: Final = ImageBatch(self._context)
+
+    def _keep_columns(self, n_ubatch: int) -> None:
+        """The batch's columns, whose pointers would be made anew at each access: that is felt in each token."""
+        batch = self._batch
+        self._row_token = batch.token
+        self._row_position = batch.pos
+        self._row_wanted = batch.logits
+        self._row_seq_id = [batch.seq_id[index] for index in range(n_ubatch)]
+        for index in range(n_ubatch):
+            batch.n_seq_id[index] = 1
 
     # -- loading
 
@@ -197,11 +211,8 @@ class Runtime:
         batch = self._batch
         batch.n_tokens = len(rows)
         for index, row in enumerate(rows):
-            batch.token[index] = row.token
-            batch.pos[index] = row.position
-            batch.n_seq_id[index] = 1
-            batch.seq_id[index][0] = row.seq_id
-            batch.logits[index] = row.want_logits
+            self._row_token[index], self._row_position[index] = row.token, row.position
+            self._row_seq_id[index][0], self._row_wanted[index] = row.seq_id, row.want_logits
         status = C.llama_decode(self._context, batch)
         if status != 0:
             raise StepFailed(status)
@@ -217,7 +228,8 @@ class Runtime:
         pointer = C.llama_get_logits_ith(self._context, index)
         if not pointer:
             raise EngineError("llama.cpp returned no logits", code="internal")
-        return np.ctypeslib.as_array(pointer, (self.n_vocab,))
+        values = self._logits_type.from_address(ctypes.addressof(pointer.contents))
+        return np.frombuffer(values, dtype=np.float32)
 
     def forget(self, seq_id: int, start: int) -> bool:
         """Drops a sequence's cells from position ``start`` on. False: this model cannot (recurrent), all is dropped."""
@@ -254,6 +266,14 @@ class Runtime:
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token; control tokens are empty."""
+        found = self._pieces.get(token)
+        if found is None:
+            if len(self._pieces) >= KEPT_PIECES:
+                self._pieces.clear()
+            found = self._pieces[token] = self._read_piece(token)
+        return found
+
+    def _read_piece(self, token: int) -> bytes:
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)

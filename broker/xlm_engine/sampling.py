@@ -220,7 +220,7 @@ class Sampler:
     def choose(self, logits: Logits) -> int:
         """The next token; not yet accepted. GenerationError ``grammar_invalid`` if no token fits the grammar."""
         if self._temperature == 0.0 and self._penalties is None:
-            token = int(np.argmax(logits))
+            token = int(logits.argmax())
         else:
             token = self._choose(logits, masked=False)
         if self._grammar is None or self._allows(token):

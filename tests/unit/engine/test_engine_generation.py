@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,14 +11,20 @@ import pytest
 from xlm.errors import ContextOverflow
 from xlm.protocol import link
 from xlm_engine import shapes
-from xlm_engine.generation import Generation, pack_context, unpack_context
+from xlm_engine.generation import PIECE_GAP_S, Generation, pack_context, unpack_context
 
 
-def generation(n_context: int = 0, n_prompt: int = 10, n_ctx: int = 100, **options: Any) -> Generation:
+def generation(
+    n_context: int = 0,
+    n_prompt: int = 10,
+    n_ctx: int = 100,
+    now: Callable[[], float] = time.perf_counter,
+    **options: Any,
+) -> Generation:
     context = shapes.given_run(range(n_context), turn_at=3) if n_context else []
     prompt = shapes.given_run(range(n_prompt), turn_at=2)
     request = link.Generate(gen_id=1, session_id="s", context=pack_context(context), **options)
-    return Generation(request, prompt, n_ctx)
+    return Generation(request, prompt, n_ctx, now)
 
 
 def keep(old: bytes, finished: link.Finished) -> list[int]:
@@ -47,6 +55,32 @@ def test_tokens_of_a_stop_string_are_not_kept() -> None:
     one.answer.finish()
     assert one.answer.stopped
     assert unpack_context(one.finished("stop").context_delta)[-1] == shapes.generated(1)
+
+
+def test_tokens_that_come_fast_go_out_together() -> None:
+    clock = iter([0.0, 1.0, 1.0 + PIECE_GAP_S / 4, 1.0 + PIECE_GAP_S, 3.0])  # received, then each token
+    one = generation(now=lambda: next(clock))
+    sent = []
+    for token in range(4):
+        one.append(token, b"x")
+        if one.piece_due:
+            piece = one.piece(one.answer.take())
+            assert piece is not None
+            sent.append(piece.token_ids)
+    assert sent == [[0], [1, 2], [3]]
+
+
+def test_what_is_held_back_goes_out_with_the_end() -> None:
+    clock = iter([0.0, 1.0, 1.0, 1.0])
+    one = generation(now=lambda: next(clock))
+    one.append(1, b"x")
+    assert one.piece_due
+    one.piece(one.answer.take())
+    one.append(2, b"y")
+    assert not one.piece_due
+    last = one.piece(one.answer.finish())
+    assert last is not None
+    assert (last.text, last.token_ids) == ("y", [2])
 
 
 def test_cancelled_before_a_word_the_turn_did_not_happen() -> None:
