@@ -35,10 +35,11 @@ def name_of(step: Step) -> str:
 
 
 def times_of(work: Work, found: Mapping[str, float], n_ubatch: int) -> Times:
-    """From the steps of one card; infinite where one was stopped."""
+    """From the steps of one card; infinite where one was stopped or not taken."""
     tokens = min(work.prompt, n_ubatch)
-    ends = [found[name_of(("prefill", depth, tokens, lead))] or inf for depth, lead in depths_to_time(work, n_ubatch)]
-    token = found[name_of(("decode", work.depth, 1, 0))] or inf
+    steps = [("prefill", depth, tokens, lead) for depth, lead in depths_to_time(work, n_ubatch)]
+    ends = [found.get(name_of(step)) or inf for step in steps]
+    token = found.get(name_of(("decode", work.depth, 1, 0))) or inf
     return Times(ttft_ns(ends[0], ends[-1], work.ubatches(n_ubatch)), token)
 
 

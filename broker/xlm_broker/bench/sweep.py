@@ -128,13 +128,13 @@ class Sweep:
     def _used_bytes(self, stock: Lazy, setting: Setting, n_ctx: int) -> int:
         def measure() -> int:
             try:
-                return int(self._opened(stock, setting, n_ctx)["used_bytes"])
+                return int(self.opened(stock, setting, n_ctx)["used_bytes"])
             except ModelError:
                 return NEVER_FITS
 
         return int(self.store.once(measure, *self.key("used", setting.words, n_ctx)))
 
-    def _opened(self, stock: Lazy, setting: Setting, n_ctx: int) -> dict[str, Any]:
+    def opened(self, stock: Lazy, setting: Setting, n_ctx: int) -> dict[str, Any]:
         if stock.loaded[:1] != (setting,):
             stock.loaded = ()
             stock.ask("load", path=str(self.model.path), setting=setting)
@@ -150,7 +150,7 @@ class Sweep:
         steps = steps_of(works, UBATCH)
 
         def measure() -> StepTimes:
-            self._opened(stock, setting, n_ctx)
+            self.opened(stock, setting, n_ctx)
             if setting.device:
                 return time_steps(stock, steps, cards, self.limit_s)
             once = time_steps(stock, steps, cards[:1], self.limit_s)  # no card, the same on all
