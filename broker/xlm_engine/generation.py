@@ -22,7 +22,7 @@ from xlm_engine.vision.tower import Seen
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
-PIECE_GAP_S: Final = 0.008  # half a frame: tokens that come faster go out together
+PIECE_GAP_S: Final = 1 / 60  # a frame: tokens that come faster go out together
 
 
 class Chooser(Protocol):

@@ -58,7 +58,7 @@ def test_tokens_of_a_stop_string_are_not_kept() -> None:
 
 
 def test_tokens_that_come_fast_go_out_together() -> None:
-    clock = iter([0.0, 1.0, 1.0 + PIECE_GAP_S / 4, 1.0 + PIECE_GAP_S, 3.0])  # received, then each token
+    clock = iter([0.0, 1.0, 1.0 + PIECE_GAP_S / 4, 1.0 + 2 * PIECE_GAP_S, 3.0])  # received, then each token
     one = generation(now=lambda: next(clock))
     sent = []
     for token in range(4):
