@@ -111,8 +111,9 @@ class Machine:
         return CPU_OP_NS + CPU_OP_THREAD_NS * self.cpu_threads
 
     def cpu_flops_s(self, type_name: str, tokens: float) -> float:
-        table = CPU_CORE_GEMV_FLOPS_S if tokens < 2 else CPU_CORE_GEMM_FLOPS_S
-        return table[family(type_name)] * self.cpu_threads
+        """A single token's rate is multiplied by the tokens that share what was read, up to that of many."""
+        one, many = CPU_CORE_GEMV_FLOPS_S[family(type_name)], CPU_CORE_GEMM_FLOPS_S[family(type_name)]
+        return min(many, one * max(1.0, tokens)) * self.cpu_threads
 
 
 def card(name: str) -> CardSpec:

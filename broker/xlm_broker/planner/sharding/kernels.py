@@ -7,7 +7,7 @@ the same operation, type and head layout; what it has no points for goes to the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, log
 from typing import Final, Literal, Protocol
@@ -146,10 +146,13 @@ class _Curve:
 
 @dataclass(frozen=True)
 class _Surface:
-    """Times over size and tokens: a curve over tokens for each measured size, and a line in logs between sizes."""
+    """Times over size and tokens: at each measured number of tokens a line in logs between sizes, and between those a
+    curve over tokens that never falls."""
 
     sizes: tuple[float, ...]
-    curves: tuple[_Curve, ...]
+    curves: tuple[_Curve, ...]  # over tokens, for each size
+    steps: tuple[float, ...]  # tokens that were measured
+    _found: dict[tuple[float, float], _Curve] = field(default_factory=dict)
 
     @classmethod
     def of(cls, points: Iterable[tuple[float, float, float]]) -> _Surface:
@@ -157,10 +160,39 @@ class _Surface:
         for size, tokens, ns in points:
             by_size.setdefault(size, []).append((tokens, ns))
         sizes = tuple(sorted(by_size))
-        return cls(sizes, tuple(_Curve.of(by_size[size]) for size in sizes))
+        steps = sorted({tokens for found in by_size.values() for tokens, _ in found})
+        return cls(sizes, tuple(_Curve.of(by_size[size]) for size in sizes), tuple(steps))
 
-    def __call__(self, size: float, tokens: float) -> float:
+    def __call__(self, size: float, tokens: float, growth: float = 0.0) -> float:
+        """``size`` is that of a step of one token; it grows by ``growth`` with each more."""
+        key = (size, growth)
+        if key not in self._found:
+            steps = _halved(self.steps) if growth else self.steps
+            self._found[key] = _never_falling((n, self._measured(size + growth * (n - 1), n)) for n in steps)
+        return self._found[key](tokens)
+
+    def _measured(self, size: float, tokens: float) -> float:
         return _Curve.of((s, curve(tokens)) for s, curve in zip(self.sizes, self.curves, strict=True))(size)
+
+
+def _halved(steps: Sequence[float]) -> list[float]:
+    """With others between, so that neighbours are at most doubled: a size that grows with them is no line in logs."""
+    between = {steps[-1] / 2**n for n in range(24)}
+    return sorted({*steps, *(n for n in between if n > steps[0])})
+
+
+def _never_falling(points: Iterable[tuple[float, float]]) -> _Curve:
+    """A step that was measured to be faster than one of fewer tokens is noise: such neighbours get their mean (Ayer,
+    Brunk, Ewing, Reid, Silverman: isotonic regression by pooling, Annals of Mathematical Statistics 26, 1955)."""
+    curve = _Curve.of(points)
+    pools: list[tuple[float, int]] = []
+    for ns in curve.ns:
+        mean, count = ns, 1
+        while pools and pools[-1][0] > mean:
+            before, n = pools.pop()
+            mean, count = (before * n + mean * count) / (n + count), n + count
+        pools.append((mean, count))
+    return replace(curve, ns=tuple(mean for mean, count in pools for _ in range(count)))
 
 
 _STAND_INS: Final = {"ARGSORT": "SOFT_MAX"}  # operations that are not measured are taken for additions, but these
@@ -206,8 +238,8 @@ class Profiled:
         surface = self._surface(where, "FLASH_ATTN_EXT", op.kv_type, heads)
         if surface is None:
             return self._missing("no points: attention", self.fallback.attention(where, op, tokens, context))
-        # points are by the cells there are; ``context`` is the mean that a token sees of them
-        return surface(context + (tokens - 1) / 2, tokens)
+        # points are by the cells there are, one more for each token; ``context`` is the mean that a token sees of them
+        return surface(context - (tokens - 1) / 2, tokens, growth=1.0)
 
     def small(self, where: Where, op: str, row_elements: int, tokens: float) -> float:
         for name in (op, _STAND_INS.get(op, "ADD"), "RMS_NORM"):

@@ -24,9 +24,11 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class TierReport:
-    """Times in ms. ``link``: its own work, hidden behind the rest as far as it is not ``wait``."""
+    """Times in ms, ``depth`` positions being in the cache. ``link``: its own work, hidden behind the rest as far as it
+    is not ``wait``."""
 
     max_tokens: int
+    depth: float
     placement: dict[str, dict[str, int]]  # kind -> mode -> count
     step: float
     compute_cpu: float
@@ -47,6 +49,7 @@ def _tier(plan: Plan, tier: int) -> TierReport:
     trace = plan.trace(tier)
     return TierReport(
         max_tokens=plan.planning.tiers[tier],
+        depth=plan.planning.costs.points[tier].depth,
         placement=_placement(plan, tier),
         step=trace.total / NS_PER_MS,
         compute_cpu=trace.compute_cpu / NS_PER_MS,
@@ -259,12 +262,19 @@ def _without_device(plan: Plan) -> list[str]:
 def _tier_lines(plan: Plan) -> list[str]:
     reports = tier_reports(plan)
     kinds = list(reports[0].placement) if reports else []
-    head = ["tokens", *kinds, "step ms", "cpu", "device", "link", "wait", "hops", "slowed", "bound by"]
-    rows = [[f"<= {r.max_tokens}", *(_cell(r.placement.get(k, {})) for k in kinds), *_times(r)] for r in reports]
+    head = ["tokens", "depth", *kinds, "step ms", "cpu", "device", "link", "wait", "hops", "slowed", "bound by"]
+    rows = [
+        [f"<= {r.max_tokens}", f"{r.depth:.0f}", *(_cell(r.placement.get(k, {})) for k in kinds), *_times(r)]
+        for r in reports
+    ]
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]]
     legend = "(r resident, s streamed, k streamed with its KV cache, c on the CPU; the link works beside the rest)"
-    return [*lines, legend]
+    return [
+        *lines,
+        legend,
+        "(depth: positions in the cache before the step; the prompt's are less deep than the answer's)",
+    ]
 
 
 def _cell(counts: dict[str, int]) -> str:

@@ -40,20 +40,32 @@ class Workload:
     def decode_depth(self) -> float:
         return self.depth + self.prompt_tokens + self.decode_tokens / 2
 
-    def prefill_depth(self, n_ubatch: int) -> float:
-        """Mean depth before a prompt step."""
-        return self.depth + max(0, self.prompt_tokens - n_ubatch) / 2
-
 
 def tier_of(tokens: int, tiers: Sequence[int]) -> int:
     """The smallest tier that takes so many tokens; the last takes more."""
     return next((t for t, most in enumerate(tiers) if tokens <= most), len(tiers) - 1)
 
 
+def prompt_steps(workload: Workload, tiers: Sequence[int]) -> list[tuple[int, int, float]]:
+    """(tier, how many, their mean depth) of a request's prompt: full steps of the largest tier, one for the rest."""
+    full, rest = divmod(workload.prompt_tokens, tiers[-1])
+    steps = [(len(tiers) - 1, full, workload.depth + tiers[-1] * (full - 1) / 2)] if full else []
+    if rest:  # costed as a whole step of its tier: an upper estimate
+        steps.append((tier_of(rest, tiers), 1, workload.depth + float(tiers[-1] * full)))
+    return steps
+
+
 def tier_points(workload: Workload, tiers: Sequence[int]) -> list[TierPoint]:
-    """At which depth each tier is costed: decode steps at the answer's, larger ones at the prompt's."""
-    decode, prefill = workload.decode_depth, workload.prefill_depth(tiers[-1])
-    return [TierPoint(tokens, decode if tokens <= workload.decode_width else prefill) for tokens in tiers]
+    """At which depth each tier is costed: steps of the prompt at their own, all others at the answer's, where later
+    turns and conversations that answer together are."""
+    counts, sums = prefill_weights(workload, tiers), np.zeros(len(tiers))
+    for tier, count, depth in prompt_steps(workload, tiers):
+        sums[tier] += count * depth
+    counts[tier_of(workload.decode_width, tiers)] = 0.0
+    return [
+        TierPoint(tokens, float(total / count) if count else workload.decode_depth)
+        for tokens, count, total in zip(tiers, counts, sums, strict=True)
+    ]
 
 
 def decode_weights(workload: Workload, tiers: Sequence[int]) -> FloatArray:
@@ -64,10 +76,8 @@ def decode_weights(workload: Workload, tiers: Sequence[int]) -> FloatArray:
 
 
 def prefill_weights(workload: Workload, tiers: Sequence[int]) -> FloatArray:
-    """[tier] prompt steps of one request: full ones of the largest tier, and one for the rest."""
+    """[tier] prompt steps of one request."""
     weights = np.zeros(len(tiers))
-    full, rest = divmod(workload.prompt_tokens, tiers[-1])
-    weights[-1] += full
-    if rest:  # costed as a whole step of its tier: an upper estimate
-        weights[tier_of(rest, tiers)] += 1.0
+    for tier, count, _ in prompt_steps(workload, tiers):
+        weights[tier] += count
     return weights

@@ -350,6 +350,19 @@ def test_plans_by_default_what_the_engine_can_do(folder: Path) -> None:
     assert "stream with KV" not in modes
 
 
+def test_larger_steps_of_a_modelled_card_are_not_faster(folder: Path) -> None:
+    """All resident, with a prompt that is shorter than the context: steps between token and prompt are as deep as the
+    answer, and the table says how deep each is."""
+    shape = f"{folder / 'models.json'}#dense"
+    arguments = ["--shape", shape, "--device", "sim", "--budget", "64GiB", "--ctx", "1024", "--prompt", "512"]
+    tiers = json.loads(output([*arguments, "--ubatch", "64", "--json"]))["tiers"]
+    assert all(modes.keys() == {"resident"} for tier in tiers for modes in tier["placement"].values())
+    assert [tier["depth"] for tier in tiers] == [576, 576, 576, 224]
+    assert [tier["step"] for tier in tiers] == sorted(tier["step"] for tier in tiers)
+    text = output([*arguments, "--ubatch", "64"])
+    assert "<= 4    576 " in text
+
+
 def test_images_of_a_projector_file(folder: Path) -> None:
     projector = str(write_mmproj(folder / "mmproj.gguf", SHAPES["qwen25vl"]))
     found: dict[str, Any] = json.loads(output(shape_arguments(folder, "--mmproj", projector, "--json")))
