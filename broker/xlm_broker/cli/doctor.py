@@ -14,6 +14,7 @@ from rich.text import Text
 from xlm._commands import to_type
 from xlm_broker.cli.checks import Check, all_checks
 from xlm_broker.cli.common import EXIT_FAILED
+from xlm_broker.cli.pages import print_page
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -38,7 +39,7 @@ def doctor(
     if as_json:
         print(json.dumps(report(found), indent=2))
     else:
-        console.print(Text("\n" + conclusion(found), style="bold"))
+        print_page(console, Text("\n" + conclusion(found), style="bold"))
     if any(check.state == "fail" for check in found):
         raise typer.Exit(EXIT_FAILED)
 

@@ -17,6 +17,7 @@ from rich.table import Table
 from xlm.protocol.link import DeviceConfig
 from xlm_broker import profiler
 from xlm_broker.cli.common import ended_like_ctrl_c
+from xlm_broker.cli.pages import print_page
 from xlm_broker.config import Options, build
 from xlm_broker.planner.sharding.profile import KernelPoint, LinkPoint, MachineProfile
 from xlm_broker.planner.sharding.quant import weight_type
@@ -135,7 +136,7 @@ def _tell(outcome: profiler.Outcome, found: MachineProfile, console: Console, as
         print()
         return
     page = Console(highlight=False)
-    page.print(rates(found))
+    print_page(page, rates(found))
     page.print(f"{outcome.path}: {len(found.kernels)} kernels, {len(found.links)} transfers", soft_wrap=True)
 
 

@@ -16,6 +16,7 @@ from rich.text import Text
 
 import xlm
 from xlm_broker.cli import status_brief
+from xlm_broker.cli.pages import print_page
 from xlm_broker.cli.status_brief import size as _size
 
 _WATCH_S = 1.0
@@ -55,7 +56,7 @@ def status(
         elif watch:
             _watch(client, shown)
         else:
-            Console(highlight=False).print(shown(client.status()))
+            print_page(Console(highlight=False), shown(client.status()))
 
 
 def _print_json(client: xlm.Client, watch: bool) -> None:
@@ -69,7 +70,7 @@ def _print_json(client: xlm.Client, watch: bool) -> None:
 def _watch(client: xlm.Client, shown: Callable[[Mapping[str, Any]], RenderableType]) -> None:
     console = Console(highlight=False)
     while not console.is_terminal:  # a file or another program: page by page
-        console.print(shown(client.status()))
+        print_page(console, shown(client.status()))
         sys.stdout.flush()
         time.sleep(_WATCH_S)
     with Live(shown(client.status()), console=console, auto_refresh=False) as live:

@@ -148,8 +148,14 @@ def test_status_fits_one_screen(run, broker: FakeBroker) -> None:  # type: ignor
             client = games.enter_context(xlm.connect(broker.endpoint, name=f"game {number}"))
             games.enter_context(client.open_session())
         code, out, _ = run("status", "-e", broker.endpoint)
+        status = games.enter_context(xlm.connect(broker.endpoint, name="looks")).status()
     assert code == 0
-    assert len(out.splitlines()) <= 24
+    screen = Console(width=80, force_terminal=True, highlight=False)
+    with screen.capture() as captured:
+        screen.print(status_command.brief(status))
+    assert len(captured.get().splitlines()) <= 24
+    assert all(line == line.rstrip() for line in out.splitlines())  # without a terminal
+    assert any(len(line) > 80 for line in out.splitlines())
     for words in ("budget ", "memory ", "placement ", "game 0: no cap", "of game 4: idle", "... and 8 more", "--all"):
         assert words in out
     assert "warning" not in out
