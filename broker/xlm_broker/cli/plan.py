@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple, get_args
 import psutil
 import typer
 
+from xlm._commands import to_type
 from xlm._sizes import parse_size
 from xlm.errors import ProfileError, RequestError, XlmError
 from xlm.protocol.link import DeviceConfig, DeviceFacts, SimConfig
@@ -111,7 +112,7 @@ def plan(
     if require_device:
         plan_required(planning, found)
     points = curve(planning, curve_budgets(planning)) if curve_file else []
-    images = image_rows(_vision(planning, Path(mmproj)), budget_bytes) if mmproj else []
+    images = image_rows(_vision(planning, Path(mmproj)), found.task.budget_bytes) if mmproj else []
     if curve_file not in ("", "-"):
         _draw(points, planning, Path(curve_file))
     if as_json_:
@@ -119,7 +120,7 @@ def plan(
         result = {**result, "images": images} if mmproj else result
         print(json.dumps({**result, "sublayers": sublayer_rows(found)} if explain else result, indent=1))
         return
-    print(as_text(found, more, points))
+    print(to_type(as_text(found, more, points)))
     if mmproj:
         print("\n" + "\n".join(image_lines(images, explain=explain)))
     if explain:
@@ -220,7 +221,8 @@ def _this_machine(profile: str, threads: int, here: _Here) -> tuple[Machine, Ker
         machine, kernels, notes = profiled_machine(found, _card(device), threads)
     else:
         (machine, notes), kernels = guessed_machine(_card(device), threads or physical_cores()), None
-    machine = replace(machine, host_memory_bytes=psutil.virtual_memory().total)
+        notes = notes if device.kind != "none" else notes[:1]  # not what is known of its card
+    machine = replace(machine, host_memory_bytes=psutil.virtual_memory().total, has_device=device.kind != "none")
     return machine, kernels, (*notes, *missing)
 
 

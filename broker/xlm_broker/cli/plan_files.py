@@ -14,7 +14,7 @@ DOCUMENT: Final = "docs/plan.md has the fields"
 
 
 def model_entry(text: str) -> tuple[str, Mapping[str, Any]]:
-    """Name and numbers of FILE#NAME. RequestError option_invalid; ShapeError shape_invalid; OSError."""
+    """Name and numbers of FILE#NAME. RequestError option_invalid; ShapeError shape_invalid."""
     path, name = _named(text, "--shape")
     try:
         entries = json.loads(_text(path, "shape_invalid"))
@@ -30,7 +30,7 @@ def model_entry(text: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def machine_row(text: str) -> Mapping[str, Any]:
-    """The columns of FILE#NAME, by name. RequestError option_invalid; ShapeError machine_invalid; OSError."""
+    """The columns of FILE#NAME, by name. RequestError option_invalid; ShapeError machine_invalid."""
     path, name = _named(text, "--machine")
     try:
         rows = list(csv.DictReader(_text(path, "machine_invalid").splitlines()))
@@ -60,6 +60,8 @@ def _text(path: Path, code: str) -> str:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ShapeError(f"{path} is not UTF-8", code=code, hint=DOCUMENT) from error
+    except OSError as error:
+        raise ShapeError(f"{path}: {error.strerror or error}", code=code, hint="check the path") from error
 
 
 def _names(found: Iterable[str]) -> str:

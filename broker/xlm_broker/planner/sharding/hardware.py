@@ -105,6 +105,7 @@ class Machine:
     host_sync_ns: float = HOST_SYNC_NS
     launch_ns: float = GPU_LAUNCH_NS
     step_ns: float = STEP_NS
+    has_device: bool = True  # else everything is computed on the CPU, whatever the budget
 
     @property
     def cpu_op_ns(self) -> float:

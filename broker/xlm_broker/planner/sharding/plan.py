@@ -154,7 +154,7 @@ def make_plan(
     enough: Callable[[], bool] = lambda: False,
 ) -> Plan:
     """The plan for a budget; everything on the CPU where nothing fits. Never above the budget."""
-    task = planning.task(budget_bytes, effort, enough)
+    task = planning.task(budget_bytes if planning.machine.has_device else 0, effort, enough)
     return Plan(planning, task, search(task, keep))
 
 
@@ -173,6 +173,11 @@ def require_device(planning: Planning, plan: Plan) -> Plan:
     """BudgetError budget_infeasible, with the minimum, for a plan that leaves the device unused."""
     if plan.used:
         return plan
+    if not planning.machine.has_device:
+        raise BudgetError(
+            f"{planning.work.name} is computed on the CPU: there is no device, and no budget is used",
+            code="budget_infeasible", hint="--device sim plans for the virtual GPU",
+        )  # fmt: skip
     least, budget = minimum_bytes(planning), plan.task.budget_bytes
     if least <= budget:
         raise BudgetError(

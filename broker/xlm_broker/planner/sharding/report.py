@@ -204,6 +204,7 @@ def as_text(plan: Plan, more: Plan | None = None, points: Sequence[CurvePoint] =
     lines = [
         _headline(plan),
         *_basis(plan),
+        _context(plan),
         *(f"note {note.code}: {note.text}" for note in notes(plan)),
         "",
         *_memory_lines(plan),
@@ -213,7 +214,7 @@ def as_text(plan: Plan, more: Plan | None = None, points: Sequence[CurvePoint] =
         "",
         *_reasons(plan),
     ]
-    if more is not None:
+    if more is not None and plan.planning.machine.has_device:
         lines.append(
             f"one more GiB: {more.decode_tps:.1f} tokens/s ({more.decode_tps - plan.decode_tps:+.1f}),"
             f" first token after {more.ttft_ms:.0f} ms ({more.ttft_ms - plan.ttft_ms:+.0f})"
@@ -227,12 +228,19 @@ def as_text(plan: Plan, more: Plan | None = None, points: Sequence[CurvePoint] =
 
 
 def _headline(plan: Plan) -> str:
-    work, load = plan.planning.work, plan.planning.workload
+    work, load, machine = plan.planning.work, plan.planning.workload, plan.planning.machine
+    where = f"{machine.name or 'this machine'}, budget {size(plan.task.budget_bytes)}"
+    where = where if machine.has_device else f"the CPU of {machine.name or 'this machine'}"
     return (
-        f"{work.name} on {plan.planning.machine.name or 'this machine'}, budget {size(plan.task.budget_bytes)},"
-        f" context {work.n_ctx}: {plan.decode_tps:.1f} tokens/s,"
+        f"{work.name} on {where}, context {work.n_ctx}: {plan.decode_tps:.1f} tokens/s,"
         f" first token of {load.prompt_tokens} after {plan.ttft_ms:.0f} ms (predicted)"
     )
+
+
+def _context(plan: Plan) -> str:
+    work = plan.planning.work
+    sessions = f"each of {work.n_sessions} conversations" if work.n_sessions > 1 else "one conversation"
+    return f"a context of {work.n_ctx} tokens for {sessions} (--ctx, --sessions: as xlm-broker is told)"
 
 
 def _basis(plan: Plan) -> list[str]:
@@ -241,6 +249,8 @@ def _basis(plan: Plan) -> list[str]:
 
 
 def _memory_lines(plan: Plan) -> list[str]:
+    if not plan.planning.machine.has_device:
+        return []
     weights = plan.resident_bytes - plan.kv_bytes
     used = plan.resident_bytes + plan.reserve_bytes
     return [

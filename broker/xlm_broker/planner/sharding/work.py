@@ -127,6 +127,7 @@ class ModelWork:
     small_indices: tuple[int, ...] = ()
     fallbacks: tuple[str, ...] = field(default=())
     n_ctx_train: int = 0  # 0: not known
+    n_sessions: int = 1  # conversations that the KV cache is for
 
     @property
     def weight_bytes(self) -> int:
@@ -140,4 +141,4 @@ class ModelWork:
 def with_sessions(work: ModelWork, sessions: int) -> ModelWork:
     """The same with a KV cache for so many conversations."""
     units = tuple(replace(unit, kv_bytes=unit.kv_bytes * sessions) for unit in work.units)
-    return replace(work, units=units)
+    return replace(work, units=units, n_sessions=work.n_sessions * sessions)

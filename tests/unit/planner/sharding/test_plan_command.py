@@ -350,6 +350,32 @@ def test_plans_by_default_what_the_engine_can_do(folder: Path) -> None:
     assert "stream with KV" not in modes
 
 
+def test_the_cpu_alone_is_planned_for_as_such(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is placed on a card that is not there, however large the budget."""
+    monkeypatch.setattr(plan_module, "default_path", lambda: folder / "none.sqlite")
+    write_model(folder / "m.gguf")
+    arguments = ["--model", str(folder / "m.gguf"), "--budget", "64GiB", "--ctx", "256", "--device", "cpu", "--json"]
+    found = json.loads(output(arguments))
+    assert not found["uses_device"]
+    assert all(modes.keys() == {"cpu"} for tier in found["tiers"] for modes in tier["placement"].values())
+    assert not any("data sheet" in note for note in found["fallbacks"])
+    text = output([a for a in arguments if a != "--json"])
+    assert "on the CPU of this machine" in text
+    assert "there is no device, and no budget is used" in text
+    assert "one more GiB" not in text
+    error = failure([*arguments, "--require-device"])
+    assert isinstance(error, BudgetError)
+    assert "--device sim" in error.hint
+
+
+def test_the_context_that_is_assumed_is_said_at_the_top(here: Path) -> None:
+    arguments = ["--model", str(here.parent / "m.gguf"), "--budget", "1MiB"]
+    lines = output([*arguments, "--ctx", "512", "--sessions", "3"]).splitlines()
+    assert any(line.startswith("a context of 512 tokens for each of 3 conversations") for line in lines[:4])
+    default = defaults()
+    assert f"a context of {default['ctx']} tokens for each of {default['sessions']} " in output(arguments)
+
+
 def test_larger_steps_of_a_modelled_card_are_not_faster(folder: Path) -> None:
     """All resident, with a prompt that is shorter than the context: steps between token and prompt are as deep as the
     answer, and the table says how deep each is."""

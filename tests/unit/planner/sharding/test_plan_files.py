@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from tests.unit.planner.sharding import examples
 from xlm.errors import RequestError, ShapeError
+from xlm_broker.cli.common import exit_code
 from xlm_broker.cli.plan import plan
 from xlm_broker.planner.sharding.hardware import CARDS, machine_from_row
 from xlm_broker.planner.sharding.shapes import FIELDS, shape_from_entry
@@ -163,6 +164,15 @@ def test_a_file_of_another_kind(folder: Path, file: str, content: bytes, said: s
     assert said in error.message
     assert error.code == ("shape_invalid" if file == "models.json" else "machine_invalid")
     assert error.hint
+
+
+@pytest.mark.parametrize("file", ["models.json", "machines.csv"])
+def test_a_file_that_is_not_there(folder: Path, file: str) -> None:
+    """Bad input, like any other of these."""
+    (folder / file).unlink()
+    error = refused(arguments(folder))
+    assert error.message == f"{folder / file}: No such file or directory"
+    assert exit_code(error) == 2
 
 
 def test_a_spreadsheets_mark_at_the_beginning_is_no_part_of_a_name(folder: Path) -> None:
