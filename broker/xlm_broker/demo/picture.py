@@ -19,6 +19,7 @@ from xlm_broker.demo.summary import MIB, TROUBLE, reclaim_words, token_words, tr
 _INK: Final = "#222222"
 _MUTED: Final = "#5f6770"
 _TROUBLE: Final = "#a50026"
+_LATE: Final = "#D55E00"
 _GAME: Final = "#d5d9de"
 _BAND: Final = "#f1f3f5"
 _PARTS: Final = (
@@ -44,7 +45,7 @@ def draw(record: Recorder, summary: Mapping[str, Any], path: Path) -> None:
     figure = Figure(figsize=(14, 9.2), dpi=110, facecolor="white")
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(
-        3, 1, height_ratios=(3.3, 1.35, 1.35), hspace=0.16, left=0.07, right=0.845, top=0.845, bottom=0.065
+        3, 1, height_ratios=(3.3, 1.35, 1.35), hspace=0.2, left=0.07, right=0.845, top=0.845, bottom=0.065
     )
     card = figure.add_subplot(grid[0])
     speech = figure.add_subplot(grid[1], sharex=card)
@@ -224,21 +225,28 @@ def _draw_speech(axes: Any, record: Recorder, summary: Mapping[str, Any]) -> Non
 
 
 def _draw_frames(axes: Any, record: Recorder, summary: Mapping[str, Any]) -> None:
-    times = [frame.due_s for frame in record.frames]
-    values = [frame.frame_ms for frame in record.frames]
-    top = max(1.35 * FRAME_MS, 1.0)
-    inside = [(t, v) for t, v in zip(times, values, strict=True) if v <= top]
-    above = [t for t, v in zip(times, values, strict=True) if v > top]
-    axes.plot(*_columns(inside), ".", markersize=3, color="#0072B2", zorder=3, label="one frame")
+    points = [(frame.due_s, frame.frame_ms) for frame in record.frames]
+    top = frames_top(record)
+    in_time = [(t, v) for t, v in points if v <= FRAME_MS]
+    late = [(t, v) for t, v in points if FRAME_MS < v <= top]
+    above = [(t, 0.97 * top) for t, v in points if v > top]
+    axes.plot(*_columns(in_time), ".", markersize=3, color="#0072B2", zorder=3, label="one frame")
+    if late:
+        axes.plot(*_columns(late), "o", markersize=3.5, color=_LATE, zorder=4, label="late frame")
     if above:
-        heights = [0.97 * top] * len(above)
-        axes.plot(above, heights, "^", markersize=5, color="#D55E00", zorder=4, label=f"above {top:.0f} ms")
+        axes.plot(*_columns(above), "^", markersize=5, color=_LATE, zorder=4, label=f"above {top:.0f} ms")
     axes.axhline(FRAME_MS, color=_INK, linewidth=1.2, linestyle=(0, (4, 3)), zorder=4, label="limit for 60 fps")
     axes.set_ylim(0, top)
     axes.set_ylabel("frame time (ms)", color=_INK, fontsize=11)
     handles, labels = axes.get_legend_handles_labels()
     _legend(axes, handles, labels, "the game's frames")
-    _note(axes, _frame_note(summary), 0.6)
+    axes.text(0.012, 1.05, _frame_note(summary), transform=axes.transAxes, fontsize=10.5, color=_INK, va="bottom")
+
+
+def frames_top(record: Recorder) -> float:
+    """Where the axis ends: above all frames, but for those of more than three frames' time."""
+    worst = max((frame.frame_ms for frame in record.frames), default=0.0)
+    return min(max(1.35 * FRAME_MS, 1.08 * worst), 3.0 * FRAME_MS)
 
 
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
