@@ -48,7 +48,7 @@ def demo(
     )  # fmt: skip
     console = Console(highlight=False, stderr=as_json)
     with ended_like_ctrl_c(), interruption_told("stopped; nothing written but the broker's log"):
-        summary = run_demo(options, console, lambda line: console.print(line, markup=False))
+        summary = run_demo(options, console, lambda line: console.print(line, markup=False, soft_wrap=True))
     if as_json:
         json.dump(summary, sys.stdout, indent=2, ensure_ascii=False)
         print()

@@ -9,7 +9,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -23,7 +23,10 @@ _SAMPLE_S: Final = 0.125  # twice as often as the engine reports
 _ANSWER_PATIENCE_S: Final = 15.0
 _LAST_WORDS_S: Final = 4.0  # an answer in progress may end after the story
 
+_REPORT_S: Final = 0.2
+
 T = TypeVar("T")
+Report = Callable[[int, int], None]
 
 
 class Network:
@@ -175,8 +178,9 @@ class Network:
 
     # -- after the story ---------------------------------------------------------------
 
-    def replay(self, story: Sequence[Turn], seconds: float) -> list[Turn]:
-        """The story's finished turns once more, without pauses, with the whole card; at most about ``seconds``."""
+    def replay(self, story: Sequence[Turn], seconds: float, report: Report = lambda _done, _total: None) -> list[Turn]:
+        """The story's finished turns once more, without pauses, with the whole card; those in progress after
+        ``seconds`` are the last. ``report`` is told how many have ended, of how many."""
         turns: list[Turn] = []
         finished = [turn.npc for turn in story if turn.ended_s is not None]
         counts = {person.name: finished.count(person.name) for person in CHARACTERS}
@@ -185,7 +189,10 @@ class Network:
         timer.daemon = True
         timer.start()
         try:
-            self._wait(self._talk(turns, pauses=False, limits=counts))
+            talk = asyncio.run_coroutine_threadsafe(self._talk(turns, pauses=False, limits=counts), self._loop)
+            while not concurrent.futures.wait([talk], _REPORT_S).done:
+                report(sum(turn.ended_s is not None for turn in turns), sum(counts.values()))
+            talk.result()
         finally:
             timer.cancel()
         return turns

@@ -103,6 +103,7 @@ class Recorder:
     changes: list[BudgetChange] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     notices: list[tuple[float, str, str]] = field(default_factory=list)
+    load_average: float | None = None  # of the machine at the story's end, over a minute; None where nobody counts it
 
     def now_s(self) -> float:
         return (time.monotonic_ns() - self.origin_ns) * 1e-9

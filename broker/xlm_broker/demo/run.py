@@ -102,7 +102,7 @@ def _with_broker(
     with Network(endpoint, record, _ANSWER_TOKENS) as network:
         about = _prepare(record, network)
         _play(options, record, network, console, about)
-        comparison = _verify(record, network, tell) if options.verify else None
+        comparison = _verify(record, network, console, tell) if options.verify else None
     return about, comparison
 
 
@@ -143,15 +143,44 @@ def _play(options: DemoOptions, record: Recorder, network: Network, console: Con
         network.begin()
         play(record, options.seed, network.ask_budget, network.stop)
         network.end()
+    record.load_average = load_average()
 
 
-def _verify(record: Recorder, network: Network, tell: Tell) -> Comparison:
-    tell(f"playing the same lines again with the whole card (at most {VERIFY_SECONDS:.0f} s) ...")
-    return compare(record.turns, network.replay(record.turns, VERIFY_SECONDS))
+def load_average() -> float | None:
+    """Of the last minute; None on Windows, which counts none."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def _verify(record: Recorder, network: Network, console: Console, tell: Tell) -> Comparison:
+    """One line that counts where there is a terminal, else one for each answer."""
+    title = f"playing the same lines again with the whole card, for {VERIFY_SECONDS:.0f} s and to the end of an answer"
+    if console.is_terminal and not console.is_dumb_terminal:
+        with console.status(f"{title} ...") as line:
+            replay = network.replay(
+                record.turns, VERIFY_SECONDS, lambda done, total: line.update(f"{title}: {done} of {total} answers")
+            )
+    else:
+        tell(f"{title} ...")
+        replay = network.replay(record.turns, VERIFY_SECONDS, _counted(tell))
+    return compare(record.turns, replay)
+
+
+def _counted(tell: Tell) -> Callable[[int, int], None]:
+    """Tells each time when another answer has ended."""
+    told = 0
+
+    def show(done: int, total: int) -> None:
+        nonlocal told
+        if done > told:
+            told = done
+            tell(f"{done} of {total} answers")
+
+    return show
 
 
 def _write(out: Path, record: Recorder, summary: dict[str, Any], tell: Tell) -> str | None:
     picture: Path | None = out / "timeline.png"
+    tell("drawing the picture ...")
     try:
         from xlm_broker.demo.picture import draw
 

@@ -109,8 +109,11 @@ def change_figures(change: BudgetChange) -> dict[str, Any]:
     return figures
 
 
-def release_figures(changes: Sequence[BudgetChange]) -> dict[str, Any]:
-    reclaims = [change for change in changes if change.is_reclaim]
+def release_figures(changes: Sequence[BudgetChange], frames: Sequence[Frame] = ()) -> dict[str, Any]:
+    """``empty``: reclaims that found nothing to take, and said so in time. They count for nothing else."""
+    asked = [change for change in changes if change.is_reclaim]
+    reclaims = [change for change in asked if change.released_bytes or not change.deadline_met]
+    late = [change for change in reclaims if not change.deadline_met]
     times = [change.release_ms for change in reclaims]
     return {
         "count": len(reclaims),
@@ -119,8 +122,15 @@ def release_figures(changes: Sequence[BudgetChange]) -> dict[str, Any]:
         "release_max_ms": _rounded(max(times, default=None)),
         "deadlines_met": sum(change.deadline_met for change in reclaims),
         "released_bytes": sum(change.released_bytes for change in reclaims),
-        "empty": sum(change.released_bytes == 0 for change in reclaims),  # nothing was there to take back
+        "empty": len(asked) - len(reclaims),
+        "late_with_late_frames": sum(_frames_were_late(frames, change) for change in late),
     }
+
+
+def _frames_were_late(frames: Sequence[Frame], change: BudgetChange) -> bool:
+    """Whether the game itself missed a frame while it waited for this answer."""
+    late = [frame for frame in frames if frame.frame_ms > FRAME_MS]
+    return any(f.due_s <= change.answered_s and f.due_s + f.frame_ms * 1e-3 >= change.asked_s for f in late)
 
 
 def _dialogue(turn: Turn) -> dict[str, Any]:
@@ -155,7 +165,8 @@ def summarise(record: Recorder, about: Mapping[str, Any], comparison: Comparison
         "device_bytes": record.device_bytes,
         "frames": {"with_model": frame_times(record.frames), "without_model": frame_times(record.baseline)},
         "tokens": {"total": sum(len(turn.token_ids) for turn in record.turns), **_tokens_by_npc(record.turns)},
-        "reclaims": release_figures(record.changes),
+        "reclaims": release_figures(record.changes, record.frames),
+        "load_average": _rounded(record.load_average, 1),
         "over_budget_events": record.over_budget_events(),
         "lossless": lossless_figures(comparison),
         "phases": [phase_figures(phase, record) for phase in record.phases],
@@ -200,11 +211,10 @@ def token_words(summary: Mapping[str, Any]) -> str:
 
 
 def reclaim_words(summary: Mapping[str, Any]) -> str:
-    """How often the game took memory back, and how fast; "each" only where every single one was in time, with those
-    that found nothing to take."""
+    """How often the game took memory back, and how fast; "each" only where every single one was in time."""
     reclaims = summary["reclaims"]
     count, met, worst = reclaims["count"], reclaims["deadlines_met"], reclaims["release_max_ms"]
-    start = f"The game took its VRAM back {count - reclaims['empty']} times"
+    start = f"The game took its VRAM back {count} times"
     if worst is None:
         return start
     if met == count:
@@ -242,6 +252,17 @@ def _lossless_verdict(lossless: Mapping[str, Any]) -> tuple[str, str]:
     return ("FAILED", f"{text} (first: {lossless['first_difference']})") if different else ("ok", text)
 
 
+def busy_words(summary: Mapping[str, Any]) -> str:
+    """That the machine had other things to do, where reclaims were late and something measured says so; else empty."""
+    reclaims, load, cores = summary["reclaims"], summary["load_average"], summary["machine"]["cores"]
+    late, beside = reclaims["count"] - reclaims["deadlines_met"], reclaims["late_with_late_frames"]
+    if not late:
+        return ""
+    signs = [f"load {load:.1f} on {cores} cores"] if load and cores and load > cores else []
+    signs += [f"game frames late at {beside} of {late} late reclaims"] if beside else []
+    return f"this machine was busy: {'; '.join(signs)}" if signs else ""
+
+
 def troubles(summary: Mapping[str, Any]) -> list[tuple[float, str]]:
     """When something went wrong that the run survived, and its kind."""
     return [(notice["t_s"], notice["kind"]) for notice in summary["notices"] if notice["kind"] in TROUBLE]
@@ -258,6 +279,8 @@ def page(summary: Mapping[str, Any], out: str) -> list[str]:
     frames, tokens = summary["frames"], summary["tokens"]
     lines = [headline(summary), ""]
     lines += [f"  {state:<6}  {text}" for state, text in verdicts(summary)]
+    if busy := busy_words(summary):
+        lines += [f"  note    {busy}", "          (close other programs and run it again)"]
     lines += [f"  note    {TROUBLE[kind]} at {t_s:.1f} s" for t_s, kind in troubles(summary)]
     lines += ["", "  scene         budget      used max    tokens/s   frame p50 / p99"]
     lines += [_phase_line(phase) for phase in summary["phases"]]

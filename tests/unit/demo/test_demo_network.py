@@ -70,12 +70,15 @@ def test_a_budget_is_asked_without_waiting_and_recorded_when_answered(broker: Fa
 
 def test_the_replay_says_the_same_lines_at_a_lifted_cap(broker: FakeBroker, record: Recorder) -> None:
     first: list[Turn] = []
+    told: list[tuple[int, int]] = []
     talk(broker.endpoint, first, 3)
     with Network(broker.endpoint, record, 40) as network:
-        again = network.replay(first, seconds=60.0)
+        again = network.replay(first, 60.0, lambda done, total: told.append((done, total)))
     assert {turn.npc for turn in again} == {GRETA.name}  # the other one had said nothing
     comparison = compare(first, again)
     assert (comparison.turns, comparison.different) == (3, 0)
+    assert {total for _, total in told} <= {3}
+    assert told == sorted(told)
     assert comparison.compared == sum(len(turn.token_ids) for turn in first)
     assert broker.wait_for(messages.SetBudget).cap_bytes is None
 

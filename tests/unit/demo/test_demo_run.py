@@ -63,6 +63,14 @@ def test_what_ran_where_is_json() -> None:
     assert about["machine"]["memory_bytes"] > 0
 
 
+def test_the_replay_tells_each_answer_once() -> None:
+    lines: list[str] = []
+    show = run._counted(lines.append)
+    for done in (0, 0, 1, 1, 3):
+        show(done, 5)
+    assert lines == ["1 of 5 answers", "3 of 5 answers"]
+
+
 # -- the private broker -----------------------------------------------------------
 
 

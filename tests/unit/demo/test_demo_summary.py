@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from demo_runs import ABOUT, DEMAND_BYTES, MIB, turn, whole_run
 
 from xlm_broker.demo.record import Frame
 from xlm_broker.demo.summary import (
+    busy_words,
     failed,
     frame_times,
     headline,
@@ -118,9 +120,48 @@ def test_a_reclaim_that_found_nothing_to_take_is_not_counted_as_memory_taken_bac
     first = next(number for number, change in enumerate(record.changes) if change.is_reclaim)
     record.changes[first] = replace(record.changes[first], used_before_bytes=0, used_bytes=0)
     summary = summarise(record, ABOUT, None)
-    assert summary["reclaims"]["count"] == 4
+    assert summary["reclaims"]["count"] == 3
     assert summary["reclaims"]["empty"] == 1
-    assert headline(summary).startswith("The game took its VRAM back 3 times, ")
+    assert headline(summary).startswith("The game took its VRAM back 3 times, each within ")
+    assert ("ok", "3 of 3 reclaims met their deadline") in verdicts(summary)
+    record.changes[first] = replace(record.changes[first], deadline_met=False)  # the game waited all the same
+    summary = summarise(record, ABOUT, None)
+    assert ("late", "3 of 4 reclaims met their deadline") in verdicts(summary)
+    assert headline(summary).startswith("The game took its VRAM back 4 times, 3 of 4 within ")
+
+
+def a_late_run(*, late_frame: bool, load: float | None) -> dict[str, Any]:
+    record = whole_run()
+    number = next(number for number, change in enumerate(record.changes) if change.is_reclaim)
+    late = replace(record.changes[number], deadline_met=False)
+    record.changes[number], record.load_average = late, load
+    if late_frame:
+        record.frames.append(Frame(late.asked_s - 0.01, 25.0, 24.0))  # still being drawn when the answer comes
+    return summarise(record, ABOUT, None)
+
+
+@pytest.mark.parametrize(
+    ("late_frame", "load", "said"),
+    [
+        (False, 1.5, ""),
+        (False, None, ""),
+        (True, None, "this machine was busy: game frames late at 1 of 1 late reclaims"),
+        (False, 3.26, "this machine was busy: load 3.3 on 2 cores"),
+        (True, 3.26, "this machine was busy: load 3.3 on 2 cores; game frames late at 1 of 1 late reclaims"),
+    ],
+)
+def test_a_busy_machine_is_named_where_reclaims_were_late(late_frame: bool, load: float | None, said: str) -> None:
+    summary = a_late_run(late_frame=late_frame, load=load)
+    assert busy_words(summary) == said
+    lines = page(summary, "out")
+    assert lines.count(f"  note    {said}") == bool(said)
+    assert ("busy" in "".join(lines)) == bool(said)
+
+
+def test_a_busy_machine_without_late_reclaims_is_no_news() -> None:
+    record = whole_run()
+    record.load_average = 9.0
+    assert busy_words(summarise(record, ABOUT, None)) == ""
 
 
 def test_the_headline_says_each_only_where_every_reclaim_was_in_time() -> None:
