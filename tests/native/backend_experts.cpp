@@ -212,6 +212,42 @@ void test_experts_wait_for_no_other_weights() {
     CHECK_EQ(n_up, kLayers);
 }
 
+// What a layer costs whose experts are all the CPU's: the ids and the input come to the host, the CPU computes once,
+// the result goes up in one copy, and the device computes nothing of it. Rows of caches let the ids pass.
+void test_all_on_the_cpu_is_one_piece() {
+    Pair pair(53, plain_form());
+    std::mt19937 random(54);
+    set_budget(kPlenty);
+    schedule(policy_of(0, true), 256 << 10);
+    for (int i = 0; i < 3; i++)
+        CHECK(pair.step(random, 1));
+    CHECK_EQ(xlm_device_reset_stats(), XLM_OK);
+    CHECK_EQ(xlm_device_trace(4096), XLM_OK);
+    CHECK(pair.step(random, 1));
+    uint64_t lost = 0;
+    bool ids_wanted = false;
+    int n_down = 0, n_up = 0, n_cpu = 0, n_rows = 0;
+    for (const xlm_trace_event & event : read_trace(4096, lost)) {
+        if (event.sublayer < 0) continue;
+        const bool experts = kind_of(event.sublayer) == XLM_KIND_EXPERTS;
+        n_down += event.kind == XLM_TRACE_COPY_DOWN && experts;
+        n_up += event.kind == XLM_TRACE_COPY_UP && experts;
+        n_cpu += event.kind == XLM_TRACE_CPU && experts;
+        n_rows += event.kind == XLM_TRACE_WRITE_BACK;
+        CHECK(!(ids_wanted && event.kind == XLM_TRACE_WRITE_BACK));
+        if (event.kind == XLM_TRACE_DEVICE || event.kind == XLM_TRACE_COPY_DOWN)
+            ids_wanted = event.kind == XLM_TRACE_DEVICE && n_down < 2 * kLayers;
+    }
+    CHECK_EQ(xlm_device_trace(0), XLM_OK);
+    CHECK(n_rows > 0 && lost == 0);
+    CHECK_EQ(n_down, 2 * kLayers);
+    CHECK_EQ(n_up, kLayers);
+    CHECK_EQ(n_cpu, kLayers);
+    CHECK_EQ(stats().expert_passes, uint64_t{0});
+    CHECK_EQ(stats().expert_cpu, uint64_t{3 * kLayers});
+    CHECK(pair.same_caches());
+}
+
 void test_resident_streamed_and_whole_give_the_same() {
     for (const uint8_t place : {XLM_PLACE_CPU, XLM_PLACE_STREAM, XLM_PLACE_RESIDENT}) {
         Pair pair(6, plain_form());
@@ -519,6 +555,7 @@ int main(int argc, char ** argv) {
         {"traffic", test_slots_save_traffic},
         {"prefill", test_prefill_moves_each_used_expert_once},
         {"order", test_experts_wait_for_no_other_weights},
+        {"all_on_cpu", test_all_on_the_cpu_is_one_piece},
         {"placements", test_resident_streamed_and_whole_give_the_same},
         {"no_memory", test_no_memory_for_slots_or_window},
         {"other_form", test_another_form_of_graph_is_handled_as_a_whole},

@@ -93,7 +93,8 @@ private:
                         const PlanLimits & limits);
     bool compute_rows(ggml_cgraph & graph, const Segment & segment, int node, const Streamed & part);
     bool fetch_rows(const ggml_tensor & rows, const ggml_tensor & whole, int64_t first_row);
-    bool write_back(const GraphInfo & info, const Segment & segment);
+    bool write_back(const GraphInfo & info, const Segment & segment, bool ids_near);
+    bool send_rows_home(const GraphInfo & info);
     bool flush_writes(const GraphInfo & info, Stream stream);
     static State & state_of(const GraphInfo & info, int write);
     Pace & pace_of(const Segment & segment);

@@ -175,7 +175,8 @@ Executor::Outcome Executor::run_device_segment(ggml_cgraph & graph, const GraphI
         on_device_[static_cast<size_t>(r)] = 1;
         on_host_[static_cast<size_t>(r)] = 0;
     }
-    if (!write_back(info, segment)) return Outcome::lost;
+    const size_t next = static_cast<size_t>(&segment - plan.segments.data()) + 1;
+    if (!write_back(info, segment, experts_near(plan, next))) return Outcome::lost;
     if (segment.experts >= 0) core_.cache.ring.hold(false); // those of this one are queued
     return core_.cache.ring.retire(segment.pieces.size()) ? Outcome::done : Outcome::lost;
 }

@@ -83,10 +83,10 @@ State & Executor::state_of(const GraphInfo & info, int write) {
 }
 
 // KV rows go home while the next sub-layers compute, those of some sub-layers together: each transfer wakes
-// somebody. Where the host reads a router's ids they go behind them, so that the next ids have few before them.
+// somebody. Where the host is about to read a router's ids they wait, and go behind those (send_rows_home).
 // State that a replay would read must stay as it was until the graph is through; caches in the ring are not
 // such (plan_kv.cpp), and cannot wait.
-bool Executor::write_back(const GraphInfo & info, const Segment & segment) {
+bool Executor::write_back(const GraphInfo & info, const Segment & segment, bool ids_near) {
     bool waits = false;
     for (int w : segment.state_writes) {
         State & state = state_of(info, w);
@@ -99,9 +99,13 @@ bool Executor::write_back(const GraphInfo & info, const Segment & segment) {
         waits = true;
         if (!download_rows(state, state_ranges_[static_cast<size_t>(w)], Stream::download)) return false;
     }
-    const size_t at_once = segment.experts >= 0 ? 1 : kWritesAtOnce;
-    if (!info.replayable || unflushed_writes_.size() < at_once || !ahead_.newest()) return true;
+    if (!info.replayable || ids_near || unflushed_writes_.size() < kWritesAtOnce || !ahead_.newest()) return true;
     return core_.inner.wait(Stream::download, ahead_.newest()) && flush_writes(info, Stream::download);
+}
+
+// The device was idle since they were written.
+bool Executor::send_rows_home(const GraphInfo & info) {
+    return !info.replayable || flush_writes(info, Stream::download);
 }
 
 // Each write by itself: their union may cover bytes between them that the device does not have.

@@ -40,7 +40,8 @@ Context make_context(std::vector<char> & memory, size_t n_passes, size_t n_nodes
 
 } // namespace
 
-// What the CPU computes, in slices that end with a matrix each: while one runs, nothing is queued.
+// What the CPU computes, in slices that end with a matrix each: while one runs, nothing is queued. In one where nothing
+// has to be queued any more.
 struct ExpertRunner::CpuPart {
     Context context{};
     ggml_cgraph * graph = nullptr;
@@ -68,6 +69,7 @@ struct ExpertRunner::Step {
     std::vector<Batch> batches{};
     std::vector<int32_t> tokens{}, pairs{}, local_ids{}; // by launch: row of a token, row of a pair, expert at hand
 
+    bool all_on_cpu() const { return decision.in_slots.empty() && decision.in_window.empty(); }
     bool cpu_possible() const { return group.by_row && group.n_tokens <= kMaxCpuTokens && state.policy.cpu_ns > 0; }
     // Another group of the same experts later in the graph would find slots whose upload is not waited for.
     bool only_of_its_layer() const {
@@ -202,7 +204,9 @@ void ExpertRunner::note(Step & step) {
 
 ExpertRunner::Result ExpertRunner::submit(Step & step) {
     step.patched.emplace(executor_, step.segment);
-    const Result given = step.decision.compact ? submit_core(step) : submit_passes(step);
+    const Result given = step.all_on_cpu()       ? Result::done
+                         : step.decision.compact ? submit_core(step)
+                                                 : submit_passes(step);
     if (given != Result::done) return given;
     if (!queue_behind(step)) return Result::lost;
     const Result computed = take_cpu_part(step, true);
@@ -215,7 +219,6 @@ ExpertRunner::Result ExpertRunner::submit(Step & step) {
 // All of the core as it is, with the slots for experts. What the CPU computes gets slots too, any that its token
 // does not use: the rows are overwritten.
 ExpertRunner::Result ExpertRunner::submit_core(Step & step) {
-    if (step.decision.in_slots.empty()) return Result::done;
     if (!upload_slot_ids(step)) return Result::lost;
     return executor_.compute_range(step.graph, step.group.first, step.group.last) ? Result::done : Result::lost;
 }
@@ -385,22 +388,19 @@ bool ExpertRunner::launch(Step & step, const ExpertMatmul & matmul, ggml_tensor 
 
 // -- the CPU's part --------------------------------------------------------------------------------------
 
-// The next of its slices, or all that are left.
+// The next of its slices, or all that are left in one. Rows of caches go home meanwhile: the ids have passed.
 ExpertRunner::Result ExpertRunner::take_cpu_part(Step & step, bool all) {
+    if (!executor_.send_rows_home(step.info)) return Result::lost;
     if (step.decision.on_cpu.empty()) return Result::done;
     // The CPU is about to read the inputs, and to write to host memory that an upload before them may have read.
     if (step.fetched && !core_.inner.wait_host(std::exchange(step.fetched, nullptr))) return Result::lost;
     step.patched.reset();
     if (!step.cpu) make_cpu_part(step);
-    Result result = Result::done;
-    for (bool more = true; more && result == Result::done && !step.cpu->ends.empty(); more = all)
-        result = run_slice(step, *step.cpu);
+    const Result result = step.cpu->ends.empty() ? Result::done : run_slice(step, *step.cpu, all);
     step.patched.emplace(executor_, step.segment);
     return result;
 }
 
-// The core on host memory, with only the CPU's pairs in the matrices. Other rows hold whatever the memory held:
-// they are not read by what the CPU's rows become.
 void ExpertRunner::make_cpu_part(Step & step) {
     CpuPart & part = step.cpu.emplace();
     std::vector<uint8_t> on_cpu(step.state.n_experts);
@@ -413,6 +413,15 @@ void ExpertRunner::make_cpu_part(Step & step) {
         cpu_pairs_.push_back(static_cast<int32_t>(p));
         part.experts.push_back(step.ids[p]);
     }
+    if (!step.all_on_cpu()) return make_cpu_passes(step, part);
+    part.graph = &step.graph; // as it is
+    part.done = step.group.first;
+    part.ends.push_back(step.group.last + 1);
+}
+
+// The core on host memory, with only the CPU's pairs in the matrices. Other rows hold whatever the memory held:
+// they are not read by what the CPU's rows become.
+void ExpertRunner::make_cpu_passes(Step & step, CpuPart & part) {
     PassPlaces places;
     places.experts = part.experts.data();
     places.targets = cpu_pairs_.data();
@@ -442,10 +451,10 @@ void ExpertRunner::make_cpu_graph(Step & step, CpuPart & part, PassPlaces & plac
     }
 }
 
-ExpertRunner::Result ExpertRunner::run_slice(Step & step, CpuPart & part) {
-    const int end = part.ends.front();
+ExpertRunner::Result ExpertRunner::run_slice(Step & step, CpuPart & part, bool all) {
+    const int end = all ? part.ends.back() : part.ends.front();
     ggml_cgraph slice = view_of(*part.graph, std::exchange(part.done, end), end - 1);
-    part.ends.pop_front();
+    part.ends.erase(part.ends.begin(), all ? part.ends.end() : part.ends.begin() + 1);
     const Timed timed(core_.stats.ns_cpu_compute);
     const TraceScope scope(core_.trace, XLM_TRACE_CPU, {static_cast<int32_t>(step.group.sublayer->index), 1});
     const ggml_status status = executor_.compute_on_cpu(slice, static_cast<int>(step.state.policy.cpu_threads));
@@ -453,19 +462,21 @@ ExpertRunner::Result ExpertRunner::run_slice(Step & step, CpuPart & part) {
     return status == GGML_STATUS_ABORTED ? Result::interrupted : Result::failed;
 }
 
+// Neighbours in one copy: each costs far more than its bytes.
 bool ExpertRunner::upload_cpu_rows(Step & step) {
     if (!step.cpu) return true;
     step.patched.reset(); // the rows are in host memory
     const ggml_tensor & result = *step.graph.nodes[step.group.last];
     const int root = step.info.nodes[static_cast<size_t>(step.group.last)].root;
     ggml_tensor & shadow = step.plan.shadows[static_cast<size_t>(root)];
-    const size_t row_bytes = result.nb[1];
-    for (int32_t pair : cpu_pairs_) {
-        const size_t offset = static_cast<size_t>(pair) * row_bytes;
-        if (!core_.inner.set(Stream::compute, &shadow, static_cast<const char *>(result.data) + offset, offset,
-                             row_bytes))
+    for (size_t begin = 0, end = 1; begin < cpu_pairs_.size(); begin = end++) {
+        while (end < cpu_pairs_.size() && cpu_pairs_[end] == cpu_pairs_[end - 1] + 1)
+            end++;
+        const size_t offset = static_cast<size_t>(cpu_pairs_[begin]) * result.nb[1];
+        const size_t bytes = (end - begin) * result.nb[1];
+        if (!core_.inner.set(Stream::compute, &shadow, static_cast<const char *>(result.data) + offset, offset, bytes))
             return false;
-        core_.stats.bytes_activations_up += row_bytes;
+        core_.stats.bytes_activations_up += bytes;
     }
     step.patched.emplace(executor_, step.segment);
     return true;

@@ -58,8 +58,9 @@ private:
 
     Result take_cpu_part(Step & step, bool all);
     void make_cpu_part(Step & step);
+    void make_cpu_passes(Step & step, CpuPart & part);
     void make_cpu_graph(Step & step, CpuPart & part, PassPlaces & places);
-    Result run_slice(Step & step, CpuPart & part);
+    Result run_slice(Step & step, CpuPart & part, bool all);
     bool upload_cpu_rows(Step & step);
 
     Core & core_;
