@@ -45,9 +45,12 @@ std::vector<std::pair<const char *, Moe>> all_forms() {
     return forms;
 }
 
-xlm_expert_policy policy_of(uint32_t n_slots, bool cpu = false) {
-    // With a CPU that takes no time every miss is the CPU's; with one that takes long, none.
-    return {sizeof(xlm_expert_policy), n_slots, 1000, cpu ? 1U : 0U, cpu ? 1U : 0U, 0, n_slots % 2, 0};
+enum class Misses { uploaded, on_cpu, shared };
+
+xlm_expert_policy policy_of(uint32_t n_slots, Misses misses = Misses::uploaded) {
+    // With a CPU that takes no time every miss is the CPU's; with one that takes as long as the link, some.
+    const uint32_t cpu_ns = misses == Misses::shared ? 1000 : misses == Misses::on_cpu;
+    return {sizeof(xlm_expert_policy), n_slots, 1000, cpu_ns, cpu_ns, 0, n_slots % 2, 0};
 }
 
 void schedule(const xlm_expert_policy & policy, uint64_t ring_bytes, uint8_t others = XLM_PLACE_RESIDENT,
@@ -112,20 +115,20 @@ void check_handled_by_expert(uint32_t n_slots) {
 void test_every_form_and_number_of_slots() {
     for (const auto & [name, form] : all_forms()) {
         for (const uint32_t n_slots : {0U, 1U, 3U, 5U, 12U}) {
-            for (const bool cpu : {false, true}) {
-                std::printf("  %s, %u slots%s\n", name, n_slots, cpu ? ", misses on the CPU" : "");
+            for (const Misses misses : {Misses::uploaded, Misses::on_cpu, Misses::shared}) {
+                std::printf("  %s, %u slots, misses %d\n", name, n_slots, static_cast<int>(misses));
                 Pair pair(1, form);
                 std::mt19937 random(n_slots + 1);
                 set_budget(kPlenty);
                 CHECK_EQ(xlm_device_reset_stats(), XLM_OK);
-                schedule(policy_of(n_slots, cpu), 256 << 10);
+                schedule(policy_of(n_slots, misses), 256 << 10);
                 for (int n : {1, 1, 7, 1, 20, 1, 1, 2}) {
                     CHECK(pair.step(random, n));
                     check_books();
                 }
                 CHECK(pair.same_caches());
                 check_handled_by_expert(n_slots);
-                CHECK_EQ(stats().expert_cpu > 0, cpu);
+                CHECK(misses == Misses::shared || (stats().expert_cpu > 0) == (misses == Misses::on_cpu));
             }
         }
     }
@@ -218,7 +221,7 @@ void test_all_on_the_cpu_is_one_piece() {
     Pair pair(53, plain_form());
     std::mt19937 random(54);
     set_budget(kPlenty);
-    schedule(policy_of(0, true), 256 << 10);
+    schedule(policy_of(0, Misses::on_cpu), 256 << 10);
     for (int i = 0; i < 3; i++)
         CHECK(pair.step(random, 1));
     CHECK_EQ(xlm_device_reset_stats(), XLM_OK);
@@ -230,13 +233,13 @@ void test_all_on_the_cpu_is_one_piece() {
     for (const xlm_trace_event & event : read_trace(4096, lost)) {
         if (event.sublayer < 0) continue;
         const bool experts = kind_of(event.sublayer) == XLM_KIND_EXPERTS;
-        n_down += event.kind == XLM_TRACE_COPY_DOWN && experts;
+        n_down += event.kind == XLM_TRACE_COPY_DOWN && experts && n_up < kLayers; // behind that, the step's output
         n_up += event.kind == XLM_TRACE_COPY_UP && experts;
         n_cpu += event.kind == XLM_TRACE_CPU && experts;
         n_rows += event.kind == XLM_TRACE_WRITE_BACK;
         CHECK(!(ids_wanted && event.kind == XLM_TRACE_WRITE_BACK));
         if (event.kind == XLM_TRACE_DEVICE || event.kind == XLM_TRACE_COPY_DOWN)
-            ids_wanted = event.kind == XLM_TRACE_DEVICE && n_down < 2 * kLayers;
+            ids_wanted = event.kind == XLM_TRACE_DEVICE && n_up < kLayers;
     }
     CHECK_EQ(xlm_device_trace(0), XLM_OK);
     CHECK(n_rows > 0 && lost == 0);
@@ -245,6 +248,33 @@ void test_all_on_the_cpu_is_one_piece() {
     CHECK_EQ(n_cpu, kLayers);
     CHECK_EQ(stats().expert_passes, uint64_t{0});
     CHECK_EQ(stats().expert_cpu, uint64_t{3 * kLayers});
+    CHECK(pair.same_caches());
+}
+
+// Where device and CPU share a layer, the CPU computes once too, however often the window is full before.
+void test_the_cpus_share_is_one_piece() {
+    Moe form = plain_form();
+    form.n_used = form.n_experts;
+    Pair pair(55, form);
+    std::mt19937 random(56);
+    set_budget(kPlenty);
+    schedule(policy_of(0, Misses::shared), 64 << 10);
+    for (int i = 0; i < 3; i++)
+        CHECK(pair.step(random, 1));
+    CHECK_EQ(xlm_device_reset_stats(), XLM_OK);
+    CHECK_EQ(xlm_device_trace(4096), XLM_OK);
+    CHECK(pair.step(random, 1));
+    uint64_t lost = 0;
+    int n_cpu = 0, n_uploads = 0;
+    for (const xlm_trace_event & event : read_trace(4096, lost)) {
+        if (event.sublayer < 0 || kind_of(event.sublayer) != XLM_KIND_EXPERTS) continue;
+        n_cpu += event.kind == XLM_TRACE_CPU;
+        n_uploads += event.kind == XLM_TRACE_UPLOAD;
+    }
+    CHECK_EQ(xlm_device_trace(0), XLM_OK);
+    CHECK_EQ(stats().expert_cpu, uint64_t{6 * kLayers});
+    CHECK(n_uploads > 8 * kLayers && lost == 0); // the window has four parts
+    CHECK_EQ(n_cpu, kLayers);
     CHECK(pair.same_caches());
 }
 
@@ -359,7 +389,7 @@ void test_settle_fills_slots_again() {
 
 void random_schedule(std::mt19937 & random) {
     const uint8_t others = static_cast<uint8_t>(random() % 3), experts = static_cast<uint8_t>(random() % 3);
-    schedule(policy_of(random() % 14, random() % 2 == 0), random() % (192 << 10), others, experts,
+    schedule(policy_of(random() % 14, static_cast<Misses>(random() % 3)), random() % (192 << 10), others, experts,
              random() % 3 == 0 ? random() % (64 << 10) : 0);
 }
 
@@ -450,7 +480,7 @@ void test_lost_device_costs_no_token() {
         Pair pair(35, plain_form());
         std::mt19937 random(36 + after);
         set_budget(kPlenty);
-        schedule(policy_of(after % 6, after % 2 == 0), 128 << 10);
+        schedule(policy_of(after % 6, static_cast<Misses>(after % 3)), 128 << 10);
         CHECK(pair.step(random, 3));
         CHECK_EQ(Sim::get().lose_device(after), XLM_OK);
         for (int i = 0; i < 4; i++)
@@ -467,7 +497,7 @@ void test_abort_keeps_the_context_usable() {
     Pair pair(40, plain_form());
     std::mt19937 random(41);
     set_budget(kPlenty);
-    schedule(policy_of(4, true), 128 << 10);
+    schedule(policy_of(4, Misses::on_cpu), 128 << 10);
     CHECK(pair.step(random, 3));
     std::atomic<bool> done{false};
     std::thread impatient([&] {
@@ -556,6 +586,7 @@ int main(int argc, char ** argv) {
         {"prefill", test_prefill_moves_each_used_expert_once},
         {"order", test_experts_wait_for_no_other_weights},
         {"all_on_cpu", test_all_on_the_cpu_is_one_piece},
+        {"shared", test_the_cpus_share_is_one_piece},
         {"placements", test_resident_streamed_and_whole_give_the_same},
         {"no_memory", test_no_memory_for_slots_or_window},
         {"other_form", test_another_form_of_graph_is_handled_as_a_whole},

@@ -150,9 +150,10 @@ bool ExpertWindow::fill(const Weight & weight, const std::vector<uint32_t> & exp
     return inner_.set(Stream::upload, &longer, data, experts.size() * bytes, std::min<size_t>(bytes, kOverreadBytes));
 }
 
-bool ExpertWindow::upload(const Weight & weight, const std::vector<uint32_t> & experts, ggml_tensor & tensor) {
+bool ExpertWindow::upload(const Weight & weight, const std::vector<uint32_t> & experts, ggml_tensor & tensor,
+                          bool host_waits) {
     ggml_backend_event_t & read = reads_[next_];
-    if (read && !inner_.wait_host(read)) return false;
+    if (read && !(host_waits ? inner_.wait_host(read) : inner_.wait(Stream::upload, read))) return false;
     read = nullptr;
     tensor = compact_tensor(*weight.tensor, static_cast<uint32_t>(experts.size()));
     tensor.buffer = buffer_.get();

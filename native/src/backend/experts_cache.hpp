@@ -88,9 +88,9 @@ public:
     // Nothing reads the window any more: the compute stream is idle.
     void all_read() { reads_.fill(nullptr); }
     // Queues the upload of a group of experts (ascending) of one matrix into the next part, and makes compute
-    // wait for it. The host waits until the part's last reader is done, so that never more than kParts groups
-    // are under way. `tensor` becomes the matrix with just these experts.
-    bool upload(const Weight & weight, const std::vector<uint32_t> & experts, ggml_tensor & tensor);
+    // wait for it. Until the part's last reader is done, either the host waits, so that never more than kParts groups
+    // are under way, or the device does. `tensor` becomes the matrix with just these experts.
+    bool upload(const Weight & weight, const std::vector<uint32_t> & experts, ggml_tensor & tensor, bool host_waits);
     // The work on the part last uploaded is submitted.
     bool submitted();
 

@@ -19,6 +19,8 @@ namespace {
 constexpr uint32_t kMaxCpuTokens = 16, kMaxCpuPairs = 64;
 // A stopped core is begun again; more often than that in a graph, and it would never end.
 constexpr int kMaxInterrupts = 2;
+// Uploads through the window that wait for its readers on the device; each takes two events from a pool.
+constexpr size_t kMostQueued = 96;
 // Launches start at such indices: some devices want the offsets of their arguments aligned.
 constexpr uint32_t kIndexStep = 64;
 
@@ -40,14 +42,12 @@ Context make_context(std::vector<char> & memory, size_t n_passes, size_t n_nodes
 
 } // namespace
 
-// What the CPU computes, in slices that end with a matrix each: while one runs, nothing is queued. In one where nothing
-// has to be queued any more.
+// What the CPU computes: nodes first to last of the graph.
 struct ExpertRunner::CpuPart {
     Context context{};
     ggml_cgraph * graph = nullptr;
     std::vector<int32_t> tokens{}, experts{}; // by pair
-    std::deque<int> ends{};                   // nodes of the graph at the end of each slice that is left
-    int done = 0;                             // nodes
+    int first = 0, last = -1;
 };
 
 struct ExpertRunner::Step {
@@ -67,6 +67,7 @@ struct ExpertRunner::Step {
     std::optional<Executor::Patched> patched{};
     std::optional<CpuPart> cpu{}; // once it has begun
     std::vector<Batch> batches{};
+    size_t n_queued = 0; // uploads through the window
     std::vector<int32_t> tokens{}, pairs{}, local_ids{}; // by launch: row of a token, row of a pair, expert at hand
 
     bool all_on_cpu() const { return decision.in_slots.empty() && decision.in_window.empty(); }
@@ -209,7 +210,7 @@ ExpertRunner::Result ExpertRunner::submit(Step & step) {
                                                  : submit_passes(step);
     if (given != Result::done) return given;
     if (!queue_behind(step)) return Result::lost;
-    const Result computed = take_cpu_part(step, true);
+    const Result computed = take_cpu_part(step);
     if (computed != Result::done) return computed;
     if (!upload_cpu_rows(step)) return Result::lost;
     if (!executor_.compute_range(step.graph, step.group.last + 1, step.segment.last)) return Result::lost;
@@ -353,14 +354,17 @@ bool ExpertRunner::interrupted() {
 ExpertRunner::Result ExpertRunner::run_batch(Step & step, const ExpertMatmul & matmul, const Batch & batch) {
     ExpertWindow & window = core_.cache.window;
     if (!batch.in_slots && !window.present()) return Result::lost;
-    if (!batch.in_slots && window.full()) { // the CPU computes instead of waiting
-        const Result computed = take_cpu_part(step, false);
+    // The CPU begins once all is queued that fits: no upload waits for it, and it for none.
+    if (!batch.in_slots && window.full() && step.n_queued >= kMostQueued) {
+        const Result computed = take_cpu_part(step);
         if (computed != Result::done) return computed;
     }
     // What the CPU wrote may lie where the core's input was: it is not begun again then.
     if (!step.cpu && interrupted()) return Result::interrupted;
     ggml_tensor streamed{};
-    if (!batch.in_slots && !window.upload(*matmul.weight, batch.experts, streamed)) return Result::lost;
+    const bool host_waits = step.decision.on_cpu.empty() || step.cpu;
+    if (!batch.in_slots && !window.upload(*matmul.weight, batch.experts, streamed, host_waits)) return Result::lost;
+    step.n_queued += !batch.in_slots;
     ggml_tensor & matrix = batch.in_slots ? step.state.compact[matmul.index] : streamed;
     for (const auto & pairs : batch.launches)
         if (!launch(step, matmul, matrix, pairs)) return Result::lost;
@@ -388,15 +392,15 @@ bool ExpertRunner::launch(Step & step, const ExpertMatmul & matmul, ggml_tensor 
 
 // -- the CPU's part --------------------------------------------------------------------------------------
 
-// The next of its slices, or all that are left in one. Rows of caches go home meanwhile: the ids have passed.
-ExpertRunner::Result ExpertRunner::take_cpu_part(Step & step, bool all) {
+// Once a step. Rows of caches go home meanwhile: the ids have passed.
+ExpertRunner::Result ExpertRunner::take_cpu_part(Step & step) {
     if (!executor_.send_rows_home(step.info)) return Result::lost;
-    if (step.decision.on_cpu.empty()) return Result::done;
+    if (step.decision.on_cpu.empty() || step.cpu) return Result::done;
     // The CPU is about to read the inputs, and to write to host memory that an upload before them may have read.
     if (step.fetched && !core_.inner.wait_host(std::exchange(step.fetched, nullptr))) return Result::lost;
     step.patched.reset();
-    if (!step.cpu) make_cpu_part(step);
-    const Result result = step.cpu->ends.empty() ? Result::done : run_slice(step, *step.cpu, all);
+    make_cpu_part(step);
+    const Result result = run_cpu_part(step, *step.cpu);
     step.patched.emplace(executor_, step.segment);
     return result;
 }
@@ -415,8 +419,8 @@ void ExpertRunner::make_cpu_part(Step & step) {
     }
     if (!step.all_on_cpu()) return make_cpu_passes(step, part);
     part.graph = &step.graph; // as it is
-    part.done = step.group.first;
-    part.ends.push_back(step.group.last + 1);
+    part.first = step.group.first;
+    part.last = step.group.last;
 }
 
 // The core on host memory, with only the CPU's pairs in the matrices. Other rows hold whatever the memory held:
@@ -447,17 +451,15 @@ void ExpertRunner::make_cpu_graph(Step & step, CpuPart & part, PassPlaces & plac
         places.sources = step.input_by_token(*matmul) ? part.tokens.data() : places.targets;
         append_pass(part.context.get(), part.graph, *step.graph.nodes[i],
                     const_cast<ggml_tensor &>(*matmul->weight->tensor), places);
-        part.ends.push_back(part.graph->n_nodes);
     }
+    part.last = part.graph->n_nodes - 1;
 }
 
-ExpertRunner::Result ExpertRunner::run_slice(Step & step, CpuPart & part, bool all) {
-    const int end = all ? part.ends.back() : part.ends.front();
-    ggml_cgraph slice = view_of(*part.graph, std::exchange(part.done, end), end - 1);
-    part.ends.erase(part.ends.begin(), all ? part.ends.end() : part.ends.begin() + 1);
+ExpertRunner::Result ExpertRunner::run_cpu_part(Step & step, const CpuPart & part) {
+    ggml_cgraph nodes = view_of(*part.graph, part.first, part.last);
     const Timed timed(core_.stats.ns_cpu_compute);
     const TraceScope scope(core_.trace, XLM_TRACE_CPU, {static_cast<int32_t>(step.group.sublayer->index), 1});
-    const ggml_status status = executor_.compute_on_cpu(slice, static_cast<int>(step.state.policy.cpu_threads));
+    const ggml_status status = executor_.compute_on_cpu(nodes, static_cast<int>(step.state.policy.cpu_threads));
     if (status == GGML_STATUS_SUCCESS) return Result::done;
     return status == GGML_STATUS_ABORTED ? Result::interrupted : Result::failed;
 }

@@ -56,11 +56,11 @@ private:
     Result run_batch(Step & step, const ExpertMatmul & matmul, const Batch & batch);
     bool launch(Step & step, const ExpertMatmul & matmul, ggml_tensor & matrix, std::pair<uint32_t, uint32_t> pairs);
 
-    Result take_cpu_part(Step & step, bool all);
+    Result take_cpu_part(Step & step);
     void make_cpu_part(Step & step);
     void make_cpu_passes(Step & step, CpuPart & part);
     void make_cpu_graph(Step & step, CpuPart & part, PassPlaces & places);
-    Result run_slice(Step & step, CpuPart & part, bool all);
+    Result run_cpu_part(Step & step, const CpuPart & part);
     bool upload_cpu_rows(Step & step);
 
     Core & core_;
