@@ -16,7 +16,7 @@ from xlm_engine.profile.grid import KernelTask
 from xlm_engine.profile.kernels import Kernel, Memory, Step, Unmeasurable, causal_mask, expert_ids
 from xlm_engine.profile.measure import Limits, Meter, with_idle
 from xlm_engine.profile.points import KernelId, Shape
-from xlm_engine.profile.sampling import Effort
+from xlm_engine.profile.sampling import Effort, Estimate
 
 MIB = 1 << 20
 OPS: list[tuple[str, str, Shape]] = [
@@ -161,6 +161,17 @@ def test_a_task_gives_its_points_and_only_the_wanted(backend: Backend, memory: M
     assert all(p.ns > 0 for p in points)
     assert meter.counts.measured == 2
     assert meter.warm_ratio(task) > 0
+
+
+def test_the_middle_one_of_some_looks_counts_where_threads_meet_often(
+    backend: Backend, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = Meter(backend, memory, Limits(Effort(1e5, 1, 1)), lambda _load: nullcontext())
+    looks = iter([900.0, 400.0, 500.0, 2000.0, 3000.0])
+    monkeypatch.setattr(meter, "time", lambda *_a, **_k: Estimate(next(looks), 0.0, 1, False))
+    task = KernelTask("cpu", "MUL_MAT_ID", "Q4_0", (256, 64, 8, 2), (1, 16), (2,))
+    few, many = meter.points(task, lambda _point: True)
+    assert (few.ns, many.ns) == (500, 2000)
 
 
 def test_too_slow_steps_are_left_out_and_counted(backend: Backend, memory: Memory) -> None:
