@@ -3,6 +3,7 @@
 #include "backend_cases.hpp"
 #include "backend_storm.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <thread>
@@ -184,6 +185,22 @@ uint32_t kind_of(int32_t sublayer) {
     return info.kind;
 }
 
+// Of a sub-layer each, of the last of four steps.
+std::vector<xlm_trace_event> traced_step(Pair & pair, std::mt19937 & random) {
+    for (int i = 0; i < 3; i++)
+        CHECK(pair.step(random, 1));
+    CHECK_EQ(xlm_device_reset_stats(), XLM_OK);
+    CHECK_EQ(xlm_device_trace(4096), XLM_OK);
+    CHECK(pair.step(random, 1));
+    uint64_t lost = 0;
+    std::vector<xlm_trace_event> events = read_trace(4096, lost);
+    CHECK_EQ(lost, uint64_t{0});
+    CHECK_EQ(xlm_device_trace(0), XLM_OK);
+    const auto end =
+        std::remove_if(events.begin(), events.end(), [](const auto & event) { return event.sublayer < 0; });
+    return {events.begin(), end};
+}
+
 // Other weights stream too: none of theirs is queued between a layer's attention and its experts. And of small copies,
 // each of which takes its time, there are the router's ids and the places of what is uploaded; no more.
 void test_experts_wait_for_no_other_weights() {
@@ -191,15 +208,9 @@ void test_experts_wait_for_no_other_weights() {
     std::mt19937 random(52);
     set_budget(kPlenty);
     schedule(policy_of(0), 256 << 10, XLM_PLACE_STREAM);
-    for (int i = 0; i < 3; i++)
-        CHECK(pair.step(random, 1));
-    CHECK_EQ(xlm_device_trace(4096), XLM_OK);
-    CHECK(pair.step(random, 1));
-    uint64_t lost = 0;
     bool near = false;
     int n_experts = 0, n_others = 0, n_down = 0, n_up = 0;
-    for (const xlm_trace_event & event : read_trace(4096, lost)) {
-        if (event.sublayer < 0) continue;
+    for (const xlm_trace_event & event : traced_step(pair, random)) {
         const bool experts = kind_of(event.sublayer) == XLM_KIND_EXPERTS;
         near |= event.kind == XLM_TRACE_DEVICE && kind_of(event.sublayer) == XLM_KIND_ATTENTION;
         near &= !(event.kind == XLM_TRACE_UPLOAD && experts);
@@ -209,8 +220,7 @@ void test_experts_wait_for_no_other_weights() {
         n_down += event.kind == XLM_TRACE_COPY_DOWN && experts;
         n_up += event.kind == XLM_TRACE_COPY_UP && experts;
     }
-    CHECK_EQ(xlm_device_trace(0), XLM_OK);
-    CHECK(n_experts > 0 && n_others > 0 && lost == 0);
+    CHECK(n_experts > 0 && n_others > 0);
     CHECK_EQ(n_down, kLayers);
     CHECK_EQ(n_up, kLayers);
 }
@@ -222,30 +232,20 @@ void test_all_on_the_cpu_is_one_piece() {
     std::mt19937 random(54);
     set_budget(kPlenty);
     schedule(policy_of(0, Misses::on_cpu), 256 << 10);
-    for (int i = 0; i < 3; i++)
-        CHECK(pair.step(random, 1));
-    CHECK_EQ(xlm_device_reset_stats(), XLM_OK);
-    CHECK_EQ(xlm_device_trace(4096), XLM_OK);
-    CHECK(pair.step(random, 1));
-    uint64_t lost = 0;
     bool ids_wanted = false;
     int n_down = 0, n_up = 0, n_cpu = 0, n_rows = 0;
-    for (const xlm_trace_event & event : read_trace(4096, lost)) {
-        if (event.sublayer < 0) continue;
+    for (const xlm_trace_event & event : traced_step(pair, random)) {
         const bool experts = kind_of(event.sublayer) == XLM_KIND_EXPERTS;
         n_down += event.kind == XLM_TRACE_COPY_DOWN && experts && n_up < kLayers; // behind that, the step's output
         n_up += event.kind == XLM_TRACE_COPY_UP && experts;
         n_cpu += event.kind == XLM_TRACE_CPU && experts;
         n_rows += event.kind == XLM_TRACE_WRITE_BACK;
         CHECK(!(ids_wanted && event.kind == XLM_TRACE_WRITE_BACK));
-        if (event.kind == XLM_TRACE_DEVICE || event.kind == XLM_TRACE_COPY_DOWN)
-            ids_wanted = event.kind == XLM_TRACE_DEVICE && n_up < kLayers;
+        ids_wanted |= event.kind == XLM_TRACE_DEVICE && n_up < kLayers;
+        ids_wanted &= event.kind != XLM_TRACE_COPY_DOWN;
     }
-    CHECK_EQ(xlm_device_trace(0), XLM_OK);
-    CHECK(n_rows > 0 && lost == 0);
-    CHECK_EQ(n_down, 2 * kLayers);
-    CHECK_EQ(n_up, kLayers);
-    CHECK_EQ(n_cpu, kLayers);
+    CHECK(n_rows > 0 && n_down == 2 * kLayers);
+    CHECK(n_up == kLayers && n_cpu == kLayers);
     CHECK_EQ(stats().expert_passes, uint64_t{0});
     CHECK_EQ(stats().expert_cpu, uint64_t{3 * kLayers});
     CHECK(pair.same_caches());
@@ -259,21 +259,14 @@ void test_the_cpus_share_is_one_piece() {
     std::mt19937 random(56);
     set_budget(kPlenty);
     schedule(policy_of(0, Misses::shared), 64 << 10);
-    for (int i = 0; i < 3; i++)
-        CHECK(pair.step(random, 1));
-    CHECK_EQ(xlm_device_reset_stats(), XLM_OK);
-    CHECK_EQ(xlm_device_trace(4096), XLM_OK);
-    CHECK(pair.step(random, 1));
-    uint64_t lost = 0;
     int n_cpu = 0, n_uploads = 0;
-    for (const xlm_trace_event & event : read_trace(4096, lost)) {
-        if (event.sublayer < 0 || kind_of(event.sublayer) != XLM_KIND_EXPERTS) continue;
+    for (const xlm_trace_event & event : traced_step(pair, random)) {
+        if (kind_of(event.sublayer) != XLM_KIND_EXPERTS) continue;
         n_cpu += event.kind == XLM_TRACE_CPU;
         n_uploads += event.kind == XLM_TRACE_UPLOAD;
     }
-    CHECK_EQ(xlm_device_trace(0), XLM_OK);
     CHECK_EQ(stats().expert_cpu, uint64_t{6 * kLayers});
-    CHECK(n_uploads > 8 * kLayers && lost == 0); // the window has four parts
+    CHECK(n_uploads > 8 * kLayers); // the window has four parts
     CHECK_EQ(n_cpu, kLayers);
     CHECK(pair.same_caches());
 }

@@ -94,14 +94,22 @@ void test_more_than_the_slots_go_through_the_window() {
 
 void test_whoever_is_quicker_gets_the_misses() {
     const std::vector<uint32_t> pairs = {1, 1, 1, 1};
-    CHECK_EQ(n_to_upload(pairs, rates(100, 0), 64), size_t{4});             // never on the CPU
-    CHECK_EQ(n_to_upload(pairs, rates(100, 10), 0), size_t{4});             // not in this step
-    CHECK_EQ(n_to_upload(pairs, rates(100, 10), 64), size_t{0});            // all on the CPU: 40
-    CHECK_EQ(n_to_upload(pairs, rates(100, 100), 64), size_t{2});           // half and half
-    CHECK_EQ(n_to_upload(pairs, rates(100, 100, 0, 250), 64), size_t{3});   // 250 and 100 there, 300 here
-    CHECK_EQ(n_to_upload(pairs, rates(100, 100, 0, 350), 64), size_t{4});   // not worth the way there
-    CHECK_EQ(n_to_upload({1, 1, 8, 8}, rates(100, 10, 50), 64), size_t{3}); // many tokens: slow on the CPU
-    CHECK_EQ(n_to_upload({1, 40, 40}, rates(100, 1), 64), size_t{2});       // no more pairs than allowed
+    CHECK_EQ(n_to_upload(pairs, rates(100, 0), 64, true), size_t{4});             // never on the CPU
+    CHECK_EQ(n_to_upload(pairs, rates(100, 10), 0, true), size_t{4});             // not in this step
+    CHECK_EQ(n_to_upload(pairs, rates(100, 10), 64, true), size_t{0});            // all on the CPU: 40
+    CHECK_EQ(n_to_upload(pairs, rates(100, 100), 64, true), size_t{2});           // half and half
+    CHECK_EQ(n_to_upload(pairs, rates(100, 100, 0, 250), 64, true), size_t{3});   // 250 and 100 there, 300 here
+    CHECK_EQ(n_to_upload(pairs, rates(100, 100, 0, 350), 64, true), size_t{4});   // not worth the way there
+    CHECK_EQ(n_to_upload({1, 1, 8, 8}, rates(100, 10, 50), 64, true), size_t{3}); // many tokens: slow on the CPU
+    CHECK_EQ(n_to_upload({1, 40, 40}, rates(100, 1), 64, true), size_t{2});       // no more pairs than allowed
+    xlm_expert_policy parted = rates(100, 100);
+    CHECK_EQ(n_to_upload({1, 1, 1}, parted, 64, true), size_t{2}); // 200 there, 100 here
+    parted.cpu_part_ns = 150;
+    CHECK_EQ(n_to_upload({1, 1, 1}, parted, 64, true), size_t{2}); // still: 200 there, 250 here, 300 alone
+    CHECK_EQ(n_to_upload({1, 1}, parted, 64, true), size_t{2});    // 200: as long as the CPU alone
+    parted.cpu_ns = 90;
+    CHECK_EQ(n_to_upload({1, 1}, parted, 64, true), size_t{0});  // 180: the CPU alone
+    CHECK_EQ(n_to_upload({1, 1}, parted, 64, false), size_t{2}); // 330 beside the device
 }
 
 void test_split_is_the_best_there_is() {
@@ -117,7 +125,7 @@ void test_split_is_the_best_there_is() {
                 cpu += policy.cpu_ns + (pairs[k] - 1) * policy.cpu_token_ns;
             return std::max<uint64_t>(policy.upload_ns * n, cpu);
         };
-        const size_t found = n_to_upload(pairs, policy, 64);
+        const size_t found = n_to_upload(pairs, policy, 64, true);
         for (size_t n = 0; n <= pairs.size(); n++)
             CHECK(cost(found) < cost(n) || (cost(found) == cost(n) && found >= n));
     }

@@ -68,7 +68,7 @@ uint64_t cpu_ns;
 uint64_t cpu_token_ns;
 uint64_t cpu_fixed_ns;
 uint32_t cpu_threads;
-uint32_t reserved0;
+uint32_t cpu_part_ns;
 } xlm_expert_policy;
 typedef struct xlm_schedule {
 uint32_t struct_size;

@@ -110,7 +110,7 @@ typedef struct xlm_expert_policy {
     uint64_t cpu_token_ns;  /* ... for each further token of the same step */
     uint64_t cpu_fixed_ns;  /* once a step and layer: activations to the CPU and back */
     uint32_t cpu_threads;   /* that compute them, as the times above assume; 0 = all */
-    uint32_t reserved0;
+    uint32_t cpu_part_ns;   /* once more where the device computes others of the layer: rows are gathered and put in place */
 } xlm_expert_policy;
 
 typedef struct xlm_schedule {

@@ -39,8 +39,10 @@ private:
     std::deque<std::pair<double, uint32_t>> order_;
 };
 
-uint64_t cpu_time_ns(const std::vector<uint32_t> & pairs, size_t first, const xlm_expert_policy & rates) {
+// Of those from `first` on. `alone`: nothing else of the layer is on the device.
+uint64_t cpu_time_ns(const std::vector<uint32_t> & pairs, size_t first, const xlm_expert_policy & rates, bool alone) {
     uint64_t sum_ns = first < pairs.size() ? rates.cpu_fixed_ns : 0;
+    if (first < pairs.size() && (first > 0 || !alone)) sum_ns += rates.cpu_part_ns;
     for (size_t i = first; i < pairs.size(); i++)
         sum_ns += rates.cpu_ns + (pairs[i] - 1) * rates.cpu_token_ns;
     return sum_ns;
@@ -82,10 +84,11 @@ private:
     }
 
     void split_missing() {
+        const bool alone = result_.in_slots.empty();
         std::vector<uint32_t> pairs;
         for (uint32_t expert : missing_)
             pairs.push_back(demand_.pairs[expert]);
-        const auto n = static_cast<std::ptrdiff_t>(n_to_upload(pairs, rates_, demand_.n_cpu_pairs_max));
+        const auto n = static_cast<std::ptrdiff_t>(n_to_upload(pairs, rates_, demand_.n_cpu_pairs_max, alone));
         uploads_.assign(missing_.begin(), missing_.begin() + n);
         result_.on_cpu.assign(missing_.begin() + n, missing_.end());
     }
@@ -156,7 +159,8 @@ uint32_t SlotMap::n_filled() const {
         std::count_if(expert_in_.begin(), expert_in_.end(), [](int32_t expert) { return expert >= 0; }));
 }
 
-size_t n_to_upload(const std::vector<uint32_t> & pairs, const xlm_expert_policy & rates, uint32_t n_cpu_pairs_max) {
+size_t n_to_upload(const std::vector<uint32_t> & pairs, const xlm_expert_policy & rates, uint32_t n_cpu_pairs_max,
+                   bool alone) {
     size_t best = pairs.size();
     if (rates.cpu_ns == 0 || n_cpu_pairs_max == 0) return best;
     uint64_t best_ns = rates.upload_ns * best;
@@ -164,7 +168,7 @@ size_t n_to_upload(const std::vector<uint32_t> & pairs, const xlm_expert_policy 
     for (size_t n = pairs.size(); n-- > 0;) {
         n_cpu_pairs += pairs[n];
         if (n_cpu_pairs > n_cpu_pairs_max) break;
-        const uint64_t ns = std::max(rates.upload_ns * n, cpu_time_ns(pairs, n, rates));
+        const uint64_t ns = std::max(rates.upload_ns * n, cpu_time_ns(pairs, n, rates, alone));
         if (ns < best_ns) best = n, best_ns = ns;
     }
     return best;

@@ -73,8 +73,9 @@ ExpertDecision decide_experts(const SlotMap & slots, const std::vector<double> &
 
 // How many of the missing experts to upload (the first n of `pairs`, their pairs by expert), the rest being computed
 // on the CPU meanwhile: whichever way the slower of the two is done first. Ties go to the upload, which lasts.
+// `alone`: no other expert of the step is on the device.
 size_t n_to_upload(const std::vector<uint32_t> & missing_pairs, const xlm_expert_policy & rates,
-                   uint32_t n_cpu_pairs_max);
+                   uint32_t n_cpu_pairs_max, bool alone);
 
 // Best empty slots first, for filling before anybody asks: at most `limit`, only experts ever used.
 std::vector<SlotLoad> fill_empty(const SlotMap & slots, const std::vector<double> & scores, size_t limit);

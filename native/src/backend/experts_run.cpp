@@ -67,7 +67,7 @@ struct ExpertRunner::Step {
     std::optional<Executor::Patched> patched{};
     std::optional<CpuPart> cpu{}; // once it has begun
     std::vector<Batch> batches{};
-    size_t n_queued = 0; // uploads through the window
+    size_t n_queued = 0;                                 // uploads through the window
     std::vector<int32_t> tokens{}, pairs{}, local_ids{}; // by launch: row of a token, row of a pair, expert at hand
 
     bool all_on_cpu() const { return decision.in_slots.empty() && decision.in_window.empty(); }

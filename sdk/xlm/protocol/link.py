@@ -137,6 +137,7 @@ class ExpertPolicy(Struct, kw_only=True, frozen=True):
     cpu_token_ns: int = 0  # each further token of the same step
     cpu_fixed_ns: int = 0  # once a step and layer
     cpu_threads: int = 0  # that compute it; 0: all
+    cpu_part_ns: int = 0  # once more where the device computes others of the layer
 
 
 class Schedule(Struct, kw_only=True, frozen=True):

@@ -2,7 +2,8 @@
 
 A layer that is not resident as a whole can keep K of its E experts in slots. Of the u experts a token uses a part
 h(K), the hit rate, is there; each other one is uploaded after the router ran, or computed on the CPU, whichever is
-shorter. h is measured: the part of recent routing that the K most used experts take (ExpertStats.covered); without
+shorter. The device computes the products of an expert while the next ones are uploaded.
+h is measured: the part of recent routing that the K most used experts take (ExpertStats.covered); without
 figures an even router is assumed, h(K) = K / E. The best static set is what eviction by decayed frequency tends to.
 
 A step of t tokens wants e(t) = E (1 - (1 - u/E)^t) different experts. For one token the part 1 - h of them is missing;
@@ -28,6 +29,7 @@ from .work import F32_BYTES, Experts, ModelWork, Unit
 
 FEW_TOKENS: Final = 4  # steps of up to so many may compute misses on the CPU
 PART_PADDING_BYTES: Final = 4096  # alignment, and what kernels read beyond a matrix
+COPIES_OF_A_PART: Final = 1.25  # more than of all rows of a result: some of them lie apart
 WINDOW_PARTS: Final = 4  # experts in the window at once: one computes while the next ones are uploaded
 
 
@@ -77,7 +79,7 @@ def missing(op: Experts, tokens: float, hit: float, slots: int) -> float:
 @dataclass(frozen=True)
 class Rates:
     """Of one expert of a layer, ns; the fields of ExpertPolicy. ``joined``: its upload right behind its neighbour's.
-    ``cpu_threads``: that compute misses; 0: all."""
+    ``cpu_threads``: that compute misses; 0: all. ``cpu_part``: more where the device computes others of the layer."""
 
     upload: float
     joined: float
@@ -85,26 +87,28 @@ class Rates:
     cpu_token: float
     cpu_fixed: float
     cpu_threads: int = 0
+    cpu_part: float = 0.0
 
     def policy(self, slots: int) -> ExpertPolicy:
         return ExpertPolicy(
             n_slots=slots, upload_ns=round(self.upload), cpu_ns=round(self.cpu), cpu_token_ns=round(self.cpu_token),
-            cpu_fixed_ns=round(self.cpu_fixed), cpu_threads=self.cpu_threads,
+            cpu_fixed_ns=round(self.cpu_fixed), cpu_threads=self.cpu_threads, cpu_part_ns=round(self.cpu_part),
         )  # fmt: skip
 
 
 def rates(layer: Layer, kernels: Kernels, machine: Machine, hop_ns: float) -> Rates:
-    """What the native part decides by: an expert over the link, matrix by matrix, or on the CPU, from where each row
-    of the result goes to the device alone. On the CPU by all threads or by one, whichever does a token's share
+    """What the native part decides by: an expert over the link, matrix by matrix, or on the CPU, from where rows of
+    the result go to the device, neighbours together. On the CPU by all threads or one, whichever does a token's share
     sooner: all meet at a barrier after every operation, and one at none."""
     ops = layer.unit.experts
     joined = 1e9 * layer.facts.expert_bytes / machine.link_bytes_s
     upload = joined + len(ops) * machine.link_latency_ns
-    row = machine.link_latency_ns + 1e9 * F32_BYTES * min((op.n for op in ops), default=0) / machine.link_bytes_s
+    row = 1e9 * F32_BYTES * ops[-1].n / machine.link_bytes_s
 
     def found(products: _OnCpu, threads: int) -> Rates:
-        fixed = hop_ns + products.fixed  # the layer's input comes to the host; each row's way back is its own
-        return Rates(upload, joined, max(1.0, products.one) + row, products.more + row, fixed, threads)
+        fixed = hop_ns + products.fixed + machine.link_latency_ns  # the layer's input comes to the host; the way back
+        part = products.part + COPIES_OF_A_PART * machine.link_latency_ns
+        return Rates(upload, joined, max(1.0, products.one) + row, products.more + row, fixed, threads, part)
 
     ways = [found(_by_all(layer.unit, kernels), 0), found(_by_one(layer.unit, kernels), 1)]
     return min(ways, key=lambda way: split_ns(way, upload, ops[0].n_used, 1.0))
@@ -112,11 +116,13 @@ def rates(layer: Layer, kernels: Kernels, machine: Machine, hop_ns: float) -> Ra
 
 @dataclass(frozen=True)
 class _OnCpu:
-    """ns of an expert's products for one token and for each further one, and of what is done once for all of them."""
+    """ns of an expert's products for one token and for each further one, and of what is done once for all of them.
+    ``part``: more for some of a layer's experts: each product gathers its rows and puts its results in their places."""
 
     one: float
     more: float
     fixed: float
+    part: float
 
 
 def _by_all(unit: Unit, kernels: Kernels) -> _OnCpu:
@@ -127,21 +133,17 @@ def _by_all(unit: Unit, kernels: Kernels) -> _OnCpu:
     ]
     one = sum((kernels.experts("cpu", op, 1.0) - b) / op.n_used for op, b in zip(unit.experts, barriers, strict=True))
     four = sum((kernels.experts("cpu", op, 4.0) - b) / op.n_used for op, b in zip(unit.experts, barriers, strict=True))
-    return _OnCpu(one, max(0.0, (four - one) / 3.0), sum(barriers) + _around_products_ns(unit, kernels))
+    gate = sum(kernels.small("cpu", op, row, 1.0) for op, row in unit.small_ops if op == "SWIGLU")
+    moves = sum(
+        kernels.small("cpu", "GET_ROWS", op.k, 1.0) + kernels.small("cpu", "CPY", op.n, 1.0) for op in unit.experts
+    )
+    return _OnCpu(one, max(0.0, (four - one) / 3.0), sum(barriers) + gate, moves)
 
 
 def _by_one(unit: Unit, kernels: Kernels) -> _OnCpu:
     one, four = (sum(kernels.experts_by_one(op, t) / op.n_used for op in unit.experts) for t in (1.0, 4.0))
-    return _OnCpu(one, max(0.0, (four - one) / 3.0), (3 * len(unit.experts) + 1) * (CPU_OP_NS + CPU_OP_THREAD_NS))
-
-
-def _around_products_ns(unit: Unit, kernels: Kernels) -> float:
-    """What the CPU runs beside an expert's products: each gathers its rows and puts its results in their places; and
-    the gate between them."""
-    moves = sum(
-        kernels.small("cpu", "GET_ROWS", op.k, 1.0) + kernels.small("cpu", "CPY", op.n, 1.0) for op in unit.experts
-    )
-    return moves + sum(kernels.small("cpu", op, row, 1.0) for op, row in unit.small_ops if op == "SWIGLU")
+    small, count = CPU_OP_NS + CPU_OP_THREAD_NS, len(unit.experts)
+    return _OnCpu(one, max(0.0, (four - one) / 3.0), (count + 1) * small, 2 * count * small)
 
 
 def wait_ns(machine: Machine) -> float:
@@ -150,47 +152,60 @@ def wait_ns(machine: Machine) -> float:
     return machine.host_sync_ns + 2.0 * machine.link_latency_ns
 
 
-def split_ns(rates_: Rates, upload: float, count: int, tokens: float) -> float:
+def split_ns(rates_: Rates, upload: float, count: int, tokens: float, *, alone: bool = True) -> float:
     """Shortest way to so many missing experts, each of them uploaded or, beside that, computed on the CPU: what the
-    native part does (n_to_upload)."""
+    native part does (n_to_upload). ``alone``: the device has no others to compute."""
     on_cpu = rates_.cpu + (tokens - 1.0) * rates_.cpu_token
-    splits = (max(n * upload, rates_.cpu_fixed + (count - n) * on_cpu) for n in range(count))
+    fixed = [rates_.cpu_fixed + (rates_.cpu_part if n or not alone else 0.0) for n in range(count)]
+    splits = (max(n * upload, fixed[n] + (count - n) * on_cpu) for n in range(count))
     return min(count * upload, *splits) if count else 0.0
 
 
-def miss_ns(rates_: Rates, count: float, tokens: float, share: float) -> float:
+def miss_ns(rates_: Rates, count: float, tokens: float, share: float, *, alone: bool = True) -> float:
     """Shortest way to a mean of ``count`` missing experts. ``share`` of all: so often an expert's neighbour comes
-    too, and one copy brings both."""
+    too, and one copy brings both. ``alone``: all that are used are missing."""
     upload = share * rates_.joined + (1.0 - share) * rates_.upload
     if tokens > FEW_TOKENS:
         return count * upload
     whole, part = int(count), count % 1.0
-    fewer = split_ns(rates_, upload, whole, tokens)
-    return fewer + part * (split_ns(rates_, upload, whole + 1, tokens) - fewer) if part else fewer
+    fewer = split_ns(rates_, upload, whole, tokens, alone=alone)
+    return fewer + part * (split_ns(rates_, upload, whole + 1, tokens, alone=alone) - fewer) if part else fewer
 
 
-def layer_ns(layer: Layer, rates_: Rates, point: TierPoint, slots: int, wait: float) -> float:
-    """What a layer's misses add to its time on the device; ``wait``: ns for the router's ids, once a layer."""
+def layer_ns(layer: Layer, rates_: Rates, point: TierPoint, slots: int, wait: float, core: float) -> float:
+    """What a layer's misses add to its time on the device. ``wait``: ns for the router's ids, once a layer. ``core``:
+    ns of all products of its experts on the device, of which those of the missing ones run beside their uploads; only
+    of the last one the products come after."""
     if slots >= layer.count:
         return 0.0
-    absent = missing(layer.unit.experts[0], float(point.tokens), float(layer.coverage[slots]), slots)
-    return wait + miss_ns(rates_, absent, float(point.tokens), absent / layer.count)
+    op, tokens = layer.unit.experts[0], float(point.tokens)
+    absent = missing(op, tokens, float(layer.coverage[slots]), slots)
+    misses = miss_ns(rates_, absent, tokens, absent / layer.count, alone=slots == 0)
+    beside = core * absent / (op.n_expert * op.used_share(tokens))
+    return wait + max(misses, beside) + min(misses, beside) / max(1.0, absent) - beside
+
+
+def core_ns(layer: Layer, kernels: Kernels, tokens: float) -> float:
+    return sum(kernels.experts("gpu", op, tokens) for op in layer.unit.experts)
 
 
 def with_slots(
-    costs: Costs, found: Sequence[Layer], slots: Mapping[int, int], rates_: Sequence[Rates], wait: float
-) -> Costs:
+    costs: Costs, found: Sequence[Layer], slots: Mapping[int, int], rates_: Sequence[Rates], wait: float,
+    kernels: Kernels,
+) -> Costs:  # fmt: skip
     """Costs in which streamed experts come one by one: nothing is known of them before the router, so that nothing is
     uploaded ahead; their misses are part of their own time."""
     compute, busy, upload, share = (a.copy() for a in (costs.compute, costs.busy, costs.upload, costs.link_share))
     for layer, rate in zip(found, rates_, strict=True):
         for t, point in enumerate(costs.points):
-            alone = compute[t, RESIDENT, layer.at]
-            whole = alone + layer_ns(layer, rate, point, slots.get(layer.unit.index, 0), wait)
+            alone, core = compute[t, RESIDENT, layer.at], core_ns(layer, kernels, float(point.tokens))
+            whole = alone + layer_ns(layer, rate, point, slots.get(layer.unit.index, 0), wait, core)
             for mode in (STREAM, STREAM_KV):
                 compute[t, mode, layer.at] = busy[t, mode, layer.at] = whole
                 upload[t, mode, layer.at] = 0.0
-                share[t, mode, layer.at] = max(0.05, alone / max(whole, 1e-9))  # the misses have the link meanwhile
+                share[t, mode, layer.at] = min(
+                    1.0, max(0.05, alone / max(whole, 1e-9))
+                )  # the misses have the link meanwhile
     pieces = costs.piece_bytes.copy()
     for layer in found:  # the ring needs room for the window, not for whole matrices
         pieces[layer.at] = WINDOW_PARTS // 2 * (layer.facts.largest_expert_bytes + PART_PADDING_BYTES)
@@ -213,8 +228,9 @@ def _alike(alike: NDArray[np.int64], found: Sequence[Layer], slots: Mapping[int,
 
 
 def shared_out(
-    found: Sequence[Layer], rates_: Sequence[Rates], points: Sequence[TierPoint], weights: FloatArray, room_bytes: int
-) -> dict[int, int]:
+    found: Sequence[Layer], rates_: Sequence[Rates], points: Sequence[TierPoint], weights: FloatArray, room_bytes: int,
+    kernels: Kernels,
+) -> dict[int, int]:  # fmt: skip
     """Slots by sub-layer index for so many bytes: one after the other where it saves most time a byte.
 
     Greedy is best for one layer where hit rates grow ever more slowly, as those of the most used experts do. A layer
@@ -222,8 +238,9 @@ def shared_out(
     """
     slots = {layer.unit.index: 0 for layer in found}
     left, heap = room_bytes, []
+    cores = [[core_ns(layer, kernels, float(point.tokens)) for point in points] for layer in found]
     for i, (layer, rate) in enumerate(zip(found, rates_, strict=True)):
-        heap.append(_next(i, layer, rate, points, weights, 0))
+        heap.append(_next(i, layer, rate, points, weights, 0, cores[i]))
     heapify(heap)
     while heap:
         _, i, more, size = heappop(heap)
@@ -233,19 +250,20 @@ def shared_out(
         left -= size
         slots[layer.unit.index] += more
         if slots[layer.unit.index] < layer.count:
-            heappush(heap, _next(i, layer, rates_[i], points, weights, slots[layer.unit.index]))
+            heappush(heap, _next(i, layer, rates_[i], points, weights, slots[layer.unit.index], cores[i]))
     return slots
 
 
 def _next(
-    i: int, layer: Layer, rate: Rates, points: Sequence[TierPoint], weights: FloatArray, have: int
-) -> tuple[float, int, int, int]:
+    i: int, layer: Layer, rate: Rates, points: Sequence[TierPoint], weights: FloatArray, have: int,
+    cores: Sequence[float],
+) -> tuple[float, int, int, int]:  # fmt: skip
     """(minus ns saved a byte, layer, slots more, bytes more)."""
     more = min(layer.count - have, layer.unit.experts[0].n_used if have == 0 else max(1, layer.count // 64))
     size = layer.bytes_of(have + more) - layer.bytes_of(have)
     saved = sum(
-        w * (layer_ns(layer, rate, p, have, 0.0) - layer_ns(layer, rate, p, have + more, 0.0))
-        for p, w in zip(points, weights.tolist(), strict=True)
+        w * (layer_ns(layer, rate, p, have, 0.0, core) - layer_ns(layer, rate, p, have + more, 0.0, core))
+        for p, w, core in zip(points, weights.tolist(), cores, strict=True)
         if w > 0
     )
     return -saved / max(1, size), i, more, size

@@ -36,7 +36,7 @@ class ExpertPlans:
 
     def costs_with(self, costs: Costs, slots: dict[int, int]) -> Costs:
         """The same costs, with so many slots for each layer (by sub-layer index)."""
-        return with_slots(costs, self.layers, slots, self._rates, self._wait_ns)
+        return with_slots(costs, self.layers, slots, self._rates, self._wait_ns, self._plain.kernels)
 
     def best(self, plan: Plan, budget_bytes: int, effort: int | None, enough: Callable[[], bool]) -> Plan:
         """``plan`` (made without slots) or a better one with them: each share is looked at briefly, the best well."""
@@ -56,7 +56,7 @@ class ExpertPlans:
         room = int(share * task.room(task.costs.n_tiers))
         if room <= 0:
             return None
-        slots = shared_out(self.layers, self._rates, task.costs.points, task.weights, room)
+        slots = shared_out(self.layers, self._rates, task.costs.points, task.weights, room, self._plain.kernels)
         size = _bytes(self.layers, slots)
         if not size:
             return None

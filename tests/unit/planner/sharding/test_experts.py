@@ -13,7 +13,18 @@ from msgspec.structs import replace
 
 from xlm.protocol.link import CPU, RESIDENT, STREAM, DeviceFacts, ExpertStats, ModelFacts, Schedule
 from xlm_broker.planner.sharding import CardRates, ShardingPlanner
-from xlm_broker.planner.sharding.experts import Rates, coverage, layers, miss_ns, missing, rates, split_ns, wait_ns
+from xlm_broker.planner.sharding.costs import TierPoint
+from xlm_broker.planner.sharding.experts import (
+    Rates,
+    coverage,
+    layer_ns,
+    layers,
+    miss_ns,
+    missing,
+    rates,
+    split_ns,
+    wait_ns,
+)
 from xlm_broker.planner.sharding.kernels import Roofline, Where
 from xlm_broker.planner.sharding.predict import predicted_step
 from xlm_broker.planner.sharding.work import Experts
@@ -99,7 +110,9 @@ def test_a_miss_pays_for_each_of_its_copies() -> None:
     quick, slow = (rates(layer, planning.kernels, one, hop_ns=0.0) for one in (machine, later))
     assert slow.upload - quick.upload == pytest.approx(1000 * len(layer.unit.experts))  # its matrices
     assert slow.joined == quick.joined
-    assert slow.cpu - quick.cpu == pytest.approx(1000)  # its row of the result
+    assert slow.cpu == quick.cpu
+    assert slow.cpu_fixed - quick.cpu_fixed == pytest.approx(1000)  # all rows of the result in one
+    assert slow.cpu_part - quick.cpu_part == pytest.approx(1250)  # in about one more where they lie apart
     assert wait_ns(later) - wait_ns(machine) == pytest.approx(2000)
     many = E * slow.upload
     assert miss_ns(slow, E, 512, share=0.0) == pytest.approx(many)
@@ -134,11 +147,19 @@ def test_one_thread_computes_what_is_little_against_its_barriers() -> None:
     assert alone.cpu_fixed < kernels.barrier_ns, "and waits for nobody"
 
 
-@given(upload=st.floats(1, 100), cpu=st.floats(1, 100), fixed=st.floats(0, 300), count=st.integers(0, 12))
-def test_misses_are_split_as_the_engine_splits_them(upload: float, cpu: float, fixed: float, count: int) -> None:
-    rate = Rates(upload, upload / 2, cpu, cpu, fixed)
-    ways = [max(n * upload, fixed + (count - n) * cpu if n < count else 0.0) for n in range(count + 1)]
+@given(
+    upload=st.floats(1, 100), cpu=st.floats(1, 100), fixed=st.floats(0, 300), part=st.floats(0, 100),
+    count=st.integers(0, 12),
+)  # fmt: skip
+def test_misses_are_split_as_the_engine_splits_them(
+    upload: float, cpu: float, fixed: float, part: float, count: int
+) -> None:
+    rate = Rates(upload, upload / 2, cpu, cpu, fixed, cpu_part=part)
+    on_cpu = [fixed + (part if n else 0.0) + (count - n) * cpu if n < count else 0.0 for n in range(count + 1)]
+    ways = [max(n * upload, on_cpu[n]) for n in range(count + 1)]
     assert split_ns(rate, upload, count, 1.0) == pytest.approx(min(ways))
+    beside = [max(n * upload, on_cpu[n] + (part if n == 0 < count else 0.0)) for n in range(count + 1)]
+    assert split_ns(rate, upload, count, 1.0, alone=False) == pytest.approx(min(beside))
     assert miss_ns(rate, count, 1, share=0.0) == pytest.approx(min(ways))
     between = miss_ns(rate, count + 0.5, 1, share=0.0)
     assert between == pytest.approx((min(ways) + split_ns(rate, upload, count + 1, 1.0)) / 2)
@@ -184,6 +205,21 @@ def test_a_step_by_a_schedule_with_slots_is_predicted_with_them() -> None:
     more = replace(schedule, experts={i: replace(p, n_slots=E - 1) for i, p in schedule.experts.items()})
     slow, fast = (predicted_step(planning, one, step.max_tokens, 64, MODEL).total for one in (fewer, more))
     assert fast < slow
+
+
+def test_uploads_and_products_run_beside_each_other() -> None:
+    planner = ShardingPlanner(card=CARD)
+    planning = planner.planning(MODEL, DEVICE)
+    layer = layers(MODEL, planning.work)[0]
+    rate = Rates(upload=100.0, joined=100.0, cpu=1.0, cpu_token=1.0, cpu_fixed=50.0)
+    many, one = TierPoint(512, 0.0), TierPoint(1, 0.0)
+    no_products = layer_ns(layer, rate, many, 0, 7.0, 0.0)
+    assert no_products == pytest.approx(7 + 100 * E, rel=0.001)  # all are wanted
+    for core in (50.0 * E, 200.0 * E):  # the device waits for the link; the link waits for the device
+        longer, shorter = max(core, 100.0 * E), min(core, 100.0 * E)
+        assert layer_ns(layer, rate, many, 0, 7.0, core) == pytest.approx(7 + longer + shorter / E - core, rel=0.001)
+    alone = layer_ns(layer, rate, one, 0, 7.0, 40.0)
+    assert alone == pytest.approx(7 + 50 + USED + 40 / USED - 40)  # nothing of the core is the device's
 
 
 def test_everything_resident_needs_no_slots() -> None:
