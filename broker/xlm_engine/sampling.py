@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import os
 from collections.abc import Sequence
 from typing import Any, Final
@@ -87,6 +88,8 @@ class Candidates:
     def __init__(self, n_vocab: int) -> None:
         self._ids: Final = np.arange(n_vocab, dtype=np.int32)
         self._data: Final = np.empty(n_vocab, dtype=_TOKEN_DATA)
+        self._pointer: Final = self._data.ctypes.data_as(C.llama_token_data_p)
+        self._address: Final = self._data.ctypes.data
         self.array: Final[Any] = C.llama_token_data_array()
 
     def fill(self, logits: Logits) -> None:
@@ -106,7 +109,7 @@ class Candidates:
         self._point(1)
 
     def _point(self, size: int) -> None:
-        self.array.data = self._data.ctypes.data_as(C.llama_token_data_p)
+        self.array.data = self._pointer
         self.array.size, self.array.selected, self.array.sorted = size, -1, False
 
     def reference(self) -> Any:
@@ -118,6 +121,8 @@ class Candidates:
         size = self.array.size
         if size == 0:
             return False
+        if math.isfinite(self.array.data[0].logit):  # of one left the rest need not be asked
+            return True
         return bool(np.isfinite(self._view()["logit"]).any())
 
     def best(self) -> int:
@@ -129,8 +134,10 @@ class Candidates:
 
     def _view(self) -> npt.NDArray[Any]:
         # samplers may have moved the data: read where they point to
-        address = ctypes.cast(self.array.data, ctypes.c_void_p).value
-        buffer = (ctypes.c_char * (self.array.size * _TOKEN_DATA.itemsize)).from_address(address or 0)
+        address = ctypes.addressof(self.array.data.contents)
+        if address == self._address:
+            return self._data[: self.array.size]
+        buffer = (ctypes.c_char * (self.array.size * _TOKEN_DATA.itemsize)).from_address(address)
         return np.ndarray((self.array.size,), dtype=_TOKEN_DATA, buffer=buffer)
 
 
@@ -179,16 +186,20 @@ class Sampler:
             raise GenerationError("llama.cpp cannot use this grammar", code="grammar_invalid")
         return self._own(native, "grammar")
 
-    def _make_shape(self, sampling: Sampling) -> list[Any]:
+    def _make_shape(self, sampling: Sampling) -> Any:
+        """A chain, so that one call applies all of it."""
         if self._temperature == 0.0:
-            return []
-        chain = [C.llama_sampler_init_top_k(sampling.top_k)] if sampling.top_k else []
+            return None
+        chain = self._own(C.llama_sampler_chain_init(C.llama_sampler_chain_default_params()), "sampling")
+        parts = [C.llama_sampler_init_top_k(sampling.top_k)] if sampling.top_k else []
         if sampling.top_p < 1.0:
-            chain.append(C.llama_sampler_init_top_p(sampling.top_p, 1))
+            parts.append(C.llama_sampler_init_top_p(sampling.top_p, 1))
         if sampling.min_p > 0.0:
-            chain.append(C.llama_sampler_init_min_p(sampling.min_p, 1))
-        chain.append(C.llama_sampler_init_temp(self._temperature))
-        return [self._own(native, "sampling") for native in chain]
+            parts.append(C.llama_sampler_init_min_p(sampling.min_p, 1))
+        parts.append(C.llama_sampler_init_temp(self._temperature))
+        for part in parts:
+            C.llama_sampler_chain_add(chain, part)  # which frees it
+        return chain
 
     def close(self) -> None:
         """Frees the native samplers. Safe to call twice."""
@@ -241,8 +252,7 @@ class Sampler:
         return candidates.best() if self._temperature == 0.0 else self._draw()
 
     def _draw(self) -> int:
-        for native in self._shape:
-            C.llama_sampler_apply(native, self._candidates.reference())
+        C.llama_sampler_apply(self._shape, self._candidates.reference())
         draw = C.llama_sampler_init_dist(token_seed(self._seed, self._index))
         try:
             C.llama_sampler_apply(draw, self._candidates.reference())

@@ -2,10 +2,12 @@
 #include "backend_check.hpp"
 
 #include "backend/analyse.hpp"
+#include "backend/input_pack.hpp"
 
 #include "ggml-impl.h"
 #include "ggml.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 
@@ -163,6 +165,56 @@ void test_reads_of_a_state() {
     CHECK(info.state_writes[0].ids == chain.rows);
 }
 
+size_t index_of(const GraphInfo & info, const ggml_tensor * tensor) {
+    return static_cast<size_t>(&root_of(info, tensor) - info.roots.data());
+}
+
+// What the host has whole before the device begins goes up together, whoever made it.
+void test_small_inputs_are_packed() {
+    Cached chain;
+    const GraphInfo info = analyse_graph(*chain.graph, chain);
+    std::vector<uint8_t> all(info.nodes.size(), 1);
+    all[static_cast<size_t>(chain.node(chain.x))] = 0;
+    const std::vector<ScratchItem> apart = scratch_items(info, all);
+    std::vector<ScratchItem> items = apart;
+    const size_t rows = index_of(info, chain.rows), x = index_of(info, chain.x);
+    const InputPack pack = pack_inputs(info, all, items);
+    CHECK_EQ(pack.members.size(), size_t{2});
+    CHECK(pack.holds(static_cast<int>(rows)) && pack.holds(static_cast<int>(x)));
+    CHECK_EQ(pack.carrier, static_cast<int>(rows)); // the smallest
+    CHECK_EQ(pack.members[1].offset, uint64_t{256});
+    CHECK_EQ(items[rows].bytes, uint64_t{512});
+    CHECK_EQ(items[rows].first, std::min(apart[rows].first, apart[x].first));
+    CHECK_EQ(items[rows].last, std::max(apart[rows].last, apart[x].last));
+    CHECK_EQ(items[x].first, -1);
+    CHECK(items[index_of(info, chain.residual)].first >= 0);
+}
+
+void test_large_inputs_go_alone() {
+    Cached chain;
+    const GraphInfo info = analyse_graph(*chain.graph, chain);
+    std::vector<uint8_t> all(info.nodes.size(), 1);
+    all[static_cast<size_t>(chain.node(chain.x))] = 0;
+    std::vector<ScratchItem> items = scratch_items(info, all);
+    items[index_of(info, chain.x)].bytes = 64 << 10;
+    CHECK(pack_inputs(info, all, items).members.empty());
+    CHECK(items[index_of(info, chain.x)].first >= 0 && items[index_of(info, chain.rows)].first >= 0);
+}
+
+// From the middle of a step on, what was computed before is on the host.
+void test_a_later_start_packs_what_is_there_by_then() {
+    Cached chain;
+    const GraphInfo info = analyse_graph(*chain.graph, chain);
+    std::vector<uint8_t> rest(info.nodes.size(), 0);
+    for (size_t i = static_cast<size_t>(chain.node(chain.norm_b)); i < rest.size(); i++)
+        rest[i] = 1;
+    std::vector<ScratchItem> items = scratch_items(info, rest);
+    const InputPack pack = pack_inputs(info, rest, items);
+    CHECK(pack.holds(static_cast<int>(index_of(info, chain.residual))));
+    CHECK(!pack.holds(static_cast<int>(index_of(info, chain.x))));     // read before
+    CHECK(!pack.holds(static_cast<int>(index_of(info, chain.mul_b)))); // made on the device
+}
+
 } // namespace
 
 int main() {
@@ -172,5 +224,8 @@ int main() {
     test_pieces_keep_what_others_read();
     test_lifetimes_leave_room_for_fused_kernels();
     test_reads_of_a_state();
+    test_small_inputs_are_packed();
+    test_large_inputs_go_alone();
+    test_a_later_start_packs_what_is_there_by_then();
     std::puts("ok");
 }

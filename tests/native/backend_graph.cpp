@@ -3,6 +3,7 @@
 #include "backend_cases.hpp"
 #include "backend_storm.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 
@@ -533,6 +534,32 @@ void test_trace() {
     CHECK_EQ(newest.back().kind, uint32_t{XLM_TRACE_STEP});
 }
 
+// A token with everything on the device: one copy for all that its step reads, and the rows of its caches on their way
+// home before the output matrix is given to the device.
+void test_one_copy_up_and_rows_beside_the_output() {
+    Pair pair(24);
+    std::mt19937 random(31);
+    set_budget(kPlenty);
+    set_placements(std::vector<uint8_t>(xlm_device_sublayer_count(), XLM_PLACE_RESIDENT), 0);
+    for (int i = 0; i < 2; i++)
+        CHECK(pair.step(random, 1));
+    CHECK_EQ(xlm_device_trace(4096), XLM_OK);
+    CHECK(pair.step(random, 1));
+    uint64_t lost = 0;
+    std::string order;
+    for (const xlm_trace_event & event : read_trace(4096, lost))
+        order += event.kind == XLM_TRACE_COPY_UP      ? 'u'
+                 : event.kind == XLM_TRACE_DEVICE     ? 'c'
+                 : event.kind == XLM_TRACE_WRITE_BACK ? 'r'
+                 : event.kind == XLM_TRACE_COPY_DOWN  ? 'd'
+                                                      : '.';
+    order.erase(std::remove(order.begin(), order.end(), '.'), order.end());
+    const size_t n_computed = order.find_first_not_of('c', 1) - 1; // in as many segments as a reclaim may wait for
+    CHECK(order == "u" + std::string(n_computed, 'c') + std::string(2 * kLayers, 'r') + "cd");
+    CHECK(pair.same_caches());
+    CHECK_EQ(xlm_device_trace(0), XLM_OK);
+}
+
 void test_trace_read_while_a_step_runs() {
     Pair pair(22);
     std::mt19937 random(29);
@@ -577,6 +604,7 @@ int main(int argc, char ** argv) {
         {"untouched", test_untouched_state_stays_home},
         {"state", test_state_written_in_place_and_restored},
         {"trace", test_trace},
+        {"copies", test_one_copy_up_and_rows_beside_the_output},
         {"trace_threads", test_trace_read_while_a_step_runs},
         {"models", test_two_models_and_two_threads},
         {"abort", test_abort_keeps_the_context_usable},

@@ -2,6 +2,7 @@
 
 #include "attention_tiles.hpp"
 #include "experts_graph.hpp"
+#include "input_pack.hpp"
 
 #include "ggml-impl.h"
 
@@ -270,7 +271,7 @@ private:
             make_where_read(i);
         for (int i = 0; i < graph_.n_nodes; i++)
             info_.nodes[static_cast<size_t>(i)].casts_mask = casts_mask(i);
-        if (info_.stage >= 0) extend_stage();
+        if (info_.stage >= 0) as_bytes(*info_.stage_tensor, info_.roots[static_cast<size_t>(info_.stage)].device_bytes);
     }
 
     // From F32, or from F16 as each layer does.
@@ -356,15 +357,6 @@ private:
         stage.last_use = std::max(stage.last_use, i);
     }
 
-    void extend_stage() {
-        ggml_tensor & tensor = *info_.stage_tensor;
-        tensor.type = GGML_TYPE_I8;
-        tensor.ne[0] = static_cast<int64_t>(info_.roots[static_cast<size_t>(info_.stage)].device_bytes);
-        tensor.ne[1] = tensor.ne[2] = tensor.ne[3] = 1;
-        tensor.nb[0] = 1;
-        tensor.nb[1] = tensor.nb[2] = tensor.nb[3] = static_cast<size_t>(tensor.ne[0]);
-    }
-
     const ggml_cgraph & graph_;
     Resolver & resolver_;
     GraphInfo info_;
@@ -398,7 +390,10 @@ GraphInfo analyse_graph(const ggml_cgraph & graph, Resolver & resolver) {
         if (items[static_cast<size_t>(r)].first > 0) items[static_cast<size_t>(r)].first = 0;
     for (const ExpertGroup & group : info.experts)
         items.push_back({expert_scratch(group).bytes, group.first, group.last + kFusionReach});
-    if (info.vision) fit_to_spans(info, vision_spans(info, all, 0), kTilePatches.front(), items);
+    if (info.vision)
+        fit_to_spans(info, vision_spans(info, all, 0), kTilePatches.front(), items);
+    else
+        pack_inputs(info, all, items);
     info.scratch_need_bytes = plan_scratch(items, 256).peak_bytes;
     return info;
 }

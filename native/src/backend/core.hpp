@@ -45,6 +45,7 @@ struct Core {
     Schedule schedule;
     std::atomic<uint64_t> schedule_id{0};
     uint64_t vision_bound_bytes = 0; // what the device held when the vision phase began
+    bool output_is_to_come = false;  // since the phase ended
 
     // The caller holds exec_mutex (and takes the gate where it says so).
     void take_schedule();            // takes the gate
@@ -52,6 +53,7 @@ struct Core {
     void leave_vision();             // holds the gate
     void begin_vision();             // holds the gate: an image is about to come
     void bring_back();               // holds the gate: the language model's copies, nobody waits for them
+    void bring_output();             // holds the gate: what bring_back() left out
     bool settle(uint64_t max_bytes); // takes the gate; true while something is left
     void lose_device();              // holds the gate
     void rest();                     // as `rests` has it; less where a reclaim or an abort comes
@@ -68,6 +70,7 @@ private:
     bool whole_without_scratch();
     std::vector<SubLayer *> wanted_copies();
     std::vector<SubLayer *> wanted_for_image();
+    bool queue_copies(const std::vector<SubLayer *> & copies, bool output);
     bool settle_copies(const std::vector<SubLayer *> & wanted, uint64_t reserve_bytes, uint64_t max_bytes,
                        uint64_t & uploaded_bytes);
 };

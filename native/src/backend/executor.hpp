@@ -88,12 +88,14 @@ private:
     Outcome upload_copies(const Segment & segment);
     WorkAhead::Fed upload_state(State & state, Gate * gate);
     bool upload_activations(const GraphInfo & info, Plan & plan, const Segment & segment);
+    bool upload_pack(const GraphInfo & info, const Plan & plan);
     bool download_rows(State & state, const RangeSet & rows, Stream stream);
     Outcome run_by_rows(ggml_cgraph & graph, const GraphInfo & info, const Segment & segment,
                         const PlanLimits & limits);
     bool compute_rows(ggml_cgraph & graph, const Segment & segment, int node, const Streamed & part);
     bool fetch_rows(const ggml_tensor & rows, const ggml_tensor & whole, int64_t first_row);
-    bool write_back(const GraphInfo & info, const Segment & segment, bool ids_near);
+    bool write_back(const GraphInfo & info, Plan & plan, const Segment & segment, bool ids_near);
+    bool send_results(const GraphInfo & info, Plan & plan, const Segment & segment);
     bool send_rows_home(const GraphInfo & info);
     bool flush_writes(const GraphInfo & info, Stream stream);
     static State & state_of(const GraphInfo & info, int write);
@@ -131,7 +133,7 @@ private:
 
     // Makes host memory canonical for everything that is read at node `from` or later.
     bool canonicalise(const GraphInfo & info, Plan & plan, int from);
-    bool fetch_root(const GraphInfo & info, Plan & plan, int r); // queued on compute
+    bool fetch_root(const GraphInfo & info, Plan & plan, int r, Stream stream = Stream::compute); // queued
 
     Core & core_;
     ggml_backend_t cpu_;
@@ -151,6 +153,7 @@ private:
     Pace *pace_ = nullptr, *stream_pace_ = nullptr;
     ExpertRunner experts_{core_, *this};
     HostMasks masks_;
+    std::vector<char> packed_;                   // Plan::pack, on its way: until the next one all is waited for
     std::deque<std::vector<char>> on_their_way_; // to the device: must stay until it was waited for
     // What of a segment in parts was computed when it gave way. Not in the results' places on the host: before they are
     // whole, those may be other tensors'.

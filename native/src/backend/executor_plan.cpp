@@ -3,6 +3,7 @@
 #include "executor.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 namespace xlm {
 
@@ -56,6 +57,7 @@ Executor::Outcome Executor::run_plan(ggml_cgraph & graph, const GraphInfo & info
         if (segment.embeds) note_inputs(graph, info, plan, s + 1);
         s++;
     }
+    core_.bring_output();
     return canonicalise(info, plan, graph.n_nodes) ? Outcome::done : Outcome::lost;
 }
 
@@ -145,6 +147,10 @@ Executor::Outcome Executor::upload_copies(const Segment & segment) {
 bool Executor::upload_activations(const GraphInfo & info, Plan & plan, const Segment & segment) {
     for (int r : segment.needs) {
         if (on_device_[static_cast<size_t>(r)]) continue;
+        if (plan.pack.holds(r)) {
+            if (!upload_pack(info, plan)) return false;
+            continue;
+        }
         const ggml_tensor * tensor = info.roots[static_cast<size_t>(r)].tensor;
         const size_t bytes = ggml_nbytes(tensor);
         if (bytes > 0 &&
@@ -154,6 +160,20 @@ bool Executor::upload_activations(const GraphInfo & info, Plan & plan, const Seg
         on_device_[static_cast<size_t>(r)] = 1;
     }
     return true;
+}
+
+// All of it at the first need of any: by then the host has it whole, and changes none of it any more.
+bool Executor::upload_pack(const GraphInfo & info, const Plan & plan) {
+    packed_.resize(plan.pack.bytes);
+    for (const InputPack::Member & member : plan.pack.members) {
+        const ggml_tensor & tensor = *info.roots[static_cast<size_t>(member.root)].tensor;
+        std::memcpy(packed_.data() + member.offset, tensor.data, ggml_nbytes(&tensor));
+        core_.stats.bytes_activations_up += ggml_nbytes(&tensor);
+        on_device_[static_cast<size_t>(member.root)] = 1;
+    }
+    ggml_tensor place = plan.shadows[static_cast<size_t>(plan.pack.carrier)]; // the pack begins with it
+    as_bytes(place, packed_.size());
+    return core_.inner.set(Stream::compute, &place, packed_.data(), 0, packed_.size());
 }
 
 // Everything the segment reads that the device does not have yet.
@@ -176,7 +196,7 @@ Executor::Outcome Executor::run_device_segment(ggml_cgraph & graph, const GraphI
         on_host_[static_cast<size_t>(r)] = 0;
     }
     const size_t next = static_cast<size_t>(&segment - plan.segments.data()) + 1;
-    if (!write_back(info, segment, experts_near(plan, next))) return Outcome::lost;
+    if (!write_back(info, plan, segment, experts_near(plan, next))) return Outcome::lost;
     if (segment.experts >= 0) core_.cache.ring.hold(false); // those of this one are queued
     return core_.cache.ring.retire(segment.pieces.size()) ? Outcome::done : Outcome::lost;
 }
@@ -279,11 +299,11 @@ void Executor::unpatch(const Segment & segment) {
     }
 }
 
-bool Executor::fetch_root(const GraphInfo & info, Plan & plan, int r) {
+bool Executor::fetch_root(const GraphInfo & info, Plan & plan, int r, Stream stream) {
     if (on_host_[static_cast<size_t>(r)]) return true;
     const ggml_tensor * tensor = info.roots[static_cast<size_t>(r)].tensor;
     const size_t bytes = ggml_nbytes(tensor);
-    if (bytes > 0 && !core_.inner.get(Stream::compute, &plan.shadows[static_cast<size_t>(r)], tensor->data, 0, bytes))
+    if (bytes > 0 && !core_.inner.get(stream, &plan.shadows[static_cast<size_t>(r)], tensor->data, 0, bytes))
         return false;
     core_.stats.bytes_activations_down += bytes;
     on_host_[static_cast<size_t>(r)] = 1;

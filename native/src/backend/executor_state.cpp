@@ -86,7 +86,7 @@ State & Executor::state_of(const GraphInfo & info, int write) {
 // somebody. Where the host is about to read a router's ids they wait, and go behind those (send_rows_home).
 // State that a replay would read must stay as it was until the graph is through; caches in the ring are not
 // such (plan_kv.cpp), and cannot wait.
-bool Executor::write_back(const GraphInfo & info, const Segment & segment, bool ids_near) {
+bool Executor::write_back(const GraphInfo & info, Plan & plan, const Segment & segment, bool ids_near) {
     bool waits = false;
     for (int w : segment.state_writes) {
         State & state = state_of(info, w);
@@ -99,8 +99,17 @@ bool Executor::write_back(const GraphInfo & info, const Segment & segment, bool 
         waits = true;
         if (!download_rows(state, state_ranges_[static_cast<size_t>(w)], Stream::download)) return false;
     }
-    if (!info.replayable || ids_near || unflushed_writes_.size() < kWritesAtOnce || !ahead_.newest()) return true;
-    return core_.inner.wait(Stream::download, ahead_.newest()) && flush_writes(info, Stream::download);
+    const size_t at_once = segment.sends_home ? 1 : kWritesAtOnce;
+    if (!info.replayable || ids_near || unflushed_writes_.size() < at_once || !ahead_.newest()) return true;
+    return core_.inner.wait(Stream::download, ahead_.newest()) && flush_writes(info, Stream::download) &&
+           (!segment.sends_home || send_results(info, plan, segment));
+}
+
+// The download stream waits for them already. Where they go on the host is theirs from the node on that makes them.
+bool Executor::send_results(const GraphInfo & info, Plan & plan, const Segment & segment) {
+    for (int r : segment.writes)
+        if (info.roots[static_cast<size_t>(r)].escapes && !fetch_root(info, plan, r, Stream::download)) return false;
+    return true;
 }
 
 // The device was idle since they were written.

@@ -33,6 +33,14 @@ bool read_sim(void * function, xlm_sim_counters & counters) {
 
 } // namespace
 
+void as_bytes(ggml_tensor & tensor, uint64_t bytes) {
+    tensor.type = GGML_TYPE_I8;
+    tensor.ne[0] = static_cast<int64_t>(bytes);
+    tensor.ne[1] = tensor.ne[2] = tensor.ne[3] = 1;
+    tensor.nb[0] = 1;
+    tensor.nb[1] = tensor.nb[2] = tensor.nb[3] = bytes;
+}
+
 void DeviceBuffer::swap(DeviceBuffer & other) noexcept {
     std::swap(buffer_, other.buffer_);
     std::swap(ledger_, other.ledger_);

@@ -30,6 +30,9 @@ constexpr size_t kStreams = 3;
 // that somebody still waits for.
 enum class Events : uint8_t { work, ring, experts, pictures, copies };
 
+// The tensor becomes one of so many plain bytes, where it is.
+void as_bytes(ggml_tensor & tensor, uint64_t bytes);
+
 // A piece of device memory, booked in the ledger as long as it lives.
 class DeviceBuffer {
 public:

@@ -4,6 +4,7 @@
 
 #include "analyse.hpp"
 #include "cache.hpp"
+#include "input_pack.hpp"
 
 #include <deque>
 #include <vector>
@@ -42,8 +43,9 @@ struct Segment {
     std::vector<SubLayer *> residents;
     std::vector<State *> states;
     std::vector<Streamed> pieces;
-    bool by_rows = false; // one matrix multiplication, computed in as many parts as there are pieces
-    int experts = -1;     // its first nodes are the core of this group (GraphInfo::experts), handled by expert
+    bool sends_home = false; // behind it: results that live on, and rows of caches however few
+    bool by_rows = false;    // one matrix multiplication, computed in as many parts as there are pieces
+    int experts = -1;        // its first nodes are the core of this group (GraphInfo::experts), handled by expert
     std::vector<DataPatch> data;
     std::vector<SourcePatch> sources;
 };
@@ -68,6 +70,7 @@ struct Plan {
     std::vector<Segment> segments;
     std::vector<Streamed> stream_order;
     std::vector<ggml_tensor> shadows;     // device places of activation roots, by root
+    InputPack pack;                       // of those, what goes up as one
     std::deque<ggml_tensor> view_shadows; // of views of weights
     std::deque<ExpertPlace> experts;      // by GraphInfo::experts; their addresses stay
 };

@@ -36,7 +36,8 @@ void Planner::cut() {
         } else if (segment->on_device && node.owner != unit && seen_work_) {
             const bool full = segment->n_units >= max_units ||
                               open_cost_ + needs_[static_cast<size_t>(node.owner)].cost > limits_.max_segment_cost;
-            if (full || streams(node.owner) || streams(unit))
+            segment->sends_home = ends_before_output(node.owner);
+            if (full || streams(node.owner) || streams(unit) || segment->sends_home)
                 segment = &open(i), segment->on_device = true;
             else
                 segment->n_units++;
@@ -70,6 +71,13 @@ void Planner::cut() {
         plan_.segments.back().last = i;
         unit = node.owner;
     }
+}
+
+// While the device is at the output matrix, what is ready before goes home.
+bool Planner::ends_before_output(int next_unit) const {
+    const SubLayer * next = info_.units[static_cast<size_t>(next_unit)].sublayer;
+    const bool computes = graph_.n_nodes > 0 && !ggml_is_empty(graph_.nodes[graph_.n_nodes - 1]);
+    return next && next->kind == XLM_KIND_OUTPUT && computes && !info_.state_writes.empty() && inner_.has_events();
 }
 
 Segment & Planner::open(int first) {

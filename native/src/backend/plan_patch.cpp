@@ -11,7 +11,10 @@ bool Planner::lay_out() {
         for (int r : segment.needs)
             items[static_cast<size_t>(r)].first = std::min(items[static_cast<size_t>(r)].first, segment.first);
     append_expert_items(items, [&](size_t g) { return group_at(info_.experts[g].first) >= 0; });
-    if (info_.vision) fit_to_spans(info_, segment_spans(), plan_.tile_patches, items);
+    if (info_.vision)
+        fit_to_spans(info_, segment_spans(), plan_.tile_patches, items);
+    else
+        plan_.pack = pack_inputs(info_, on_device_, items);
     const ScratchLayout layout = layout_of(items);
     if (info_.vision) exact_scratch_bytes_[plan_.tile_patches] = layout.peak_bytes;
     if (!cache_.place_scratch(layout.peak_bytes)) {
@@ -47,13 +50,18 @@ void Planner::place_tiles(const ScratchLayout & layout) {
 
 void Planner::make_shadows(const std::vector<ScratchItem> & items, const ScratchLayout & layout) {
     plan_.shadows.resize(info_.roots.size());
-    for (size_t r = 0; r < info_.roots.size(); r++) {
-        if (items[r].first < 0) continue;
-        ggml_tensor & shadow = plan_.shadows[r] = *info_.roots[r].tensor;
-        shadow.buffer = cache_.scratch().get();
-        shadow.data = cache_.scratch().base() + layout.offsets[r];
-        shadow.extra = nullptr;
-    }
+    for (size_t r = 0; r < info_.roots.size(); r++)
+        if (items[r].first >= 0) make_shadow(r, layout.offsets[r]);
+    for (const InputPack::Member & member : plan_.pack.members)
+        make_shadow(static_cast<size_t>(member.root),
+                    layout.offsets[static_cast<size_t>(plan_.pack.carrier)] + member.offset);
+}
+
+void Planner::make_shadow(size_t r, uint64_t offset) {
+    ggml_tensor & shadow = plan_.shadows[r] = *info_.roots[r].tensor;
+    shadow.buffer = cache_.scratch().get();
+    shadow.data = cache_.scratch().base() + offset;
+    shadow.extra = nullptr;
 }
 
 void Planner::place_slot_ids(const ScratchLayout & layout) {

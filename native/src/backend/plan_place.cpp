@@ -36,7 +36,10 @@ ScratchLayout Planner::layout_of(const std::vector<ScratchItem> & items) const {
 uint64_t Planner::scratch_estimate() const {
     std::vector<ScratchItem> items = scratch_items(info_, on_device_);
     append_expert_items(items, [&](size_t g) { return may_go_by_expert(info_.experts[g]); });
-    if (info_.vision) fit_to_spans(info_, vision_spans(info_, on_device_, plan_.from), plan_.tile_patches, items);
+    if (info_.vision)
+        fit_to_spans(info_, vision_spans(info_, on_device_, plan_.from), plan_.tile_patches, items);
+    else
+        pack_inputs(info_, on_device_, items);
     return layout_of(items).peak_bytes;
 }
 

@@ -118,6 +118,7 @@ private:
 
     // -- segments: plan_cut.cpp
     void cut();
+    bool ends_before_output(int next_unit) const;
     Segment & open(int first);
     bool streams(int unit) const;
     bool open_by_rows(int i);
@@ -136,6 +137,7 @@ private:
     std::vector<PatchSpan> segment_spans() const;
     void place_tiles(const ScratchLayout & layout);
     void make_shadows(const std::vector<ScratchItem> & items, const ScratchLayout & layout);
+    void make_shadow(size_t r, uint64_t offset);
     void place_slot_ids(const ScratchLayout & layout);
     bool placed(int r) const { return plan_.shadows[static_cast<size_t>(r)].data != nullptr; }
     void patch(Segment & segment);

@@ -65,7 +65,8 @@ std::vector<SubLayer *> Core::wanted_for_image() {
 }
 
 // As many as may be queued without making a reclaim wait, in the order in which a step needs them; others come with the
-// step itself. What fits is decided by rank.
+// step itself. What fits is decided by rank. The output matrix comes last: a step of image tokens does without it, and
+// what that step sends up would wait behind it.
 void Core::bring_back() {
     if (!inner.usable() || !inner.has_events()) return;
     std::vector<SubLayer *> coming;
@@ -74,15 +75,28 @@ void Core::bring_back() {
     std::stable_sort(coming.begin(), coming.end(),
                      [](const SubLayer * a, const SubLayer * b) { return use(*a) < use(*b); });
     cache.changed();
+    output_is_to_come = queue_copies(coming, false);
+}
+
+// Behind what the first step after the phase was given.
+void Core::bring_output() {
+    if (!std::exchange(output_is_to_come, false) || cache.vision_phase || !inner.usable()) return;
+    queue_copies(wanted_copies(), true);
+}
+
+// Of copies that have their place, those of output matrices or all others. True: all of them were queued.
+bool Core::queue_copies(const std::vector<SubLayer *> & copies, bool output) {
     WorkAhead ahead(inner, stats, Stream::upload, upload_pace);
     uint64_t queued_ns = 0;
-    for (SubLayer * sublayer : coming) {
-        if (sublayer->uploaded) continue; // a small group is there for each that needs it
+    for (SubLayer * sublayer : copies) {
+        if (sublayer->uploaded || !sublayer->copy || (sublayer->kind == XLM_KIND_OUTPUT) != output) continue;
         queued_ns += upload_pace.predict_ns(sublayer->device_bytes);
-        if (queued_ns > kQueueNs) return;
-        if (ahead.upload(cache, *sublayer, nullptr) != WorkAhead::Fed::done || !cache.on_its_way(*sublayer))
-            return lose_device();
+        if (queued_ns > kQueueNs) return false;
+        if (ahead.upload(cache, *sublayer, nullptr) == WorkAhead::Fed::done && cache.on_its_way(*sublayer)) continue;
+        lose_device();
+        return false;
     }
+    return true;
 }
 
 // Copies that a new plan of the phase may still evict: all of them cost is an upload afterwards.

@@ -83,11 +83,7 @@ WorkAhead::Fed WorkAhead::upload_packed(SubLayer & sublayer, Gate * gate) {
             std::memcpy(sublayer.packed.data() + weight->offset, weight->tensor->data, ggml_nbytes(weight->tensor));
     }
     ggml_tensor whole{};
-    whole.type = GGML_TYPE_I8;
-    whole.ne[0] = static_cast<int64_t>(sublayer.device_bytes);
-    whole.ne[1] = whole.ne[2] = whole.ne[3] = 1;
-    whole.nb[0] = 1;
-    whole.nb[1] = whole.nb[2] = whole.nb[3] = sublayer.device_bytes;
+    as_bytes(whole, sublayer.device_bytes);
     whole.buffer = sublayer.copy.get();
     whole.data = sublayer.copy.base();
     const Fed fed = upload(whole, sublayer.packed.data(), 0, sublayer.packed.size(), gate);
