@@ -2,6 +2,7 @@
 #include "backend_check.hpp"
 
 #include "backend/analyse.hpp"
+#include "backend/graph_print.hpp"
 #include "backend/input_pack.hpp"
 
 #include "ggml-impl.h"
@@ -215,6 +216,37 @@ void test_a_later_start_packs_what_is_there_by_then() {
     CHECK(!pack.holds(static_cast<int>(index_of(info, chain.mul_b)))); // made on the device
 }
 
+// Built anew in the same place it is known again; whatever reading it looks at makes it another one.
+void test_a_graph_is_known_again() {
+    Cached chain;
+    const GraphPrint print(*chain.graph);
+    CHECK(print.matches(*chain.graph));
+    const auto other_with = [&](auto && change) {
+        const ggml_tensor add = *chain.residual, ids = *chain.ids, cells = *chain.cells;
+        change();
+        const bool other = !print.matches(*chain.graph);
+        *chain.residual = add, *chain.ids = ids, *chain.cells = cells;
+        CHECK(print.matches(*chain.graph));
+        return other;
+    };
+    CHECK(other_with([&] { chain.residual->op = GGML_OP_SUB; }));
+    CHECK(other_with([&] { chain.residual->op_params[3] = 1; }));
+    CHECK(other_with([&] { chain.residual->src[1] = chain.mul_a; }));
+    CHECK(other_with([&] { ggml_set_output(chain.residual); }));
+    CHECK(other_with([&] { chain.ids->ne[0] = 2; }));
+    CHECK(other_with([&] { chain.ids->data = &chain; }));
+    CHECK(other_with([&] { chain.cells->nb[1] *= 2; }));
+    ggml_cgraph shorter = *chain.graph;
+    shorter.n_nodes--;
+    CHECK(!print.matches(shorter));
+    ggml_build_forward_expand(chain.graph, ggml_scale(chain.context.get(), chain.residual, 2));
+    ggml_cgraph read_elsewhere = *chain.graph;
+    read_elsewhere.n_nodes--;
+    CHECK(!print.matches(read_elsewhere));
+    const Cached twin;
+    CHECK(!print.matches(*twin.graph)); // elsewhere
+}
+
 } // namespace
 
 int main() {
@@ -227,5 +259,6 @@ int main() {
     test_small_inputs_are_packed();
     test_large_inputs_go_alone();
     test_a_later_start_packs_what_is_there_by_then();
+    test_a_graph_is_known_again();
     std::puts("ok");
 }

@@ -71,7 +71,7 @@ public:
     Analysis(const ggml_cgraph & graph, Resolver & resolver) : graph_(graph), resolver_(resolver) {}
 
     GraphInfo run() {
-        MaskCopies(graph_).drop();
+        drop_mask_copies(graph_);
         info_.uid = graph_.uid;
         info_.nodes_pointer = graph_.nodes;
         info_.nodes.resize(static_cast<size_t>(graph_.n_nodes));
@@ -376,6 +376,10 @@ void extend(ScratchItem & item, int node) {
 }
 
 } // namespace
+
+void drop_mask_copies(const ggml_cgraph & graph) {
+    MaskCopies(graph).drop();
+}
 
 GraphInfo analyse_graph(const ggml_cgraph & graph, Resolver & resolver) {
     GraphInfo info = Analysis(graph, resolver).run();

@@ -96,6 +96,9 @@ struct GraphInfo {
     uint32_t n_attention_cpu = 0; // attention operations the device cannot run
 };
 
+// Takes casts of masks that change nothing out of a graph; analyse_graph() begins with it.
+void drop_mask_copies(const ggml_cgraph & graph);
+
 GraphInfo analyse_graph(const ggml_cgraph & graph, Resolver & resolver);
 
 // Inner backends fuse runs of nodes: the fused kernel reads the first node's sources while it

@@ -5,6 +5,7 @@
 
 #include "ggml-cpu.h"
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
 
@@ -223,19 +224,32 @@ Executor::Known & Executor::known(const ggml_cgraph & graph) {
     const uint64_t generation = core_.registry.generation();
     if (generation != generation_) known_.clear();
     generation_ = generation;
-    for (auto it = known_.begin(); it != known_.end(); ++it) {
-        const GraphInfo & info = it->info;
-        if (graph.uid == 0 || info.uid != graph.uid || info.nodes_pointer != graph.nodes ||
-            info.nodes.size() != static_cast<size_t>(graph.n_nodes))
-            continue;
-        known_.splice(known_.begin(), known_, it);
+    if (const auto found = find_known(graph); found != known_.end()) {
+        known_.splice(known_.begin(), known_, found);
         return known_.front();
     }
+    GraphPrint print(graph); // reading it changes it
     CoreResolver resolver(core_);
-    known_.push_front({analyse_graph(graph, resolver), {}});
+    known_.push_front({std::move(print), analyse_graph(graph, resolver), {}});
     if (known_.size() > kKnownGraphs) known_.pop_back();
     generation_ = core_.registry.generation(); // analysing may have found new tensors
     return known_.front();
+}
+
+std::list<Executor::Known>::iterator Executor::find_known(const ggml_cgraph & graph) {
+    const auto same = std::find_if(known_.begin(), known_.end(), [&](const Known & known) {
+        const GraphInfo & info = known.info;
+        return graph.uid != 0 && info.uid == graph.uid && info.nodes_pointer == graph.nodes &&
+               info.nodes.size() == static_cast<size_t>(graph.n_nodes);
+    });
+    if (same != known_.end()) return same;
+    const auto alike =
+        std::find_if(known_.begin(), known_.end(), [&](const Known & known) { return known.print.matches(graph); });
+    if (alike == known_.end()) return alike;
+    drop_mask_copies(graph);
+    alike->info.uid = graph.uid;
+    alike->info.nodes_pointer = graph.nodes;
+    return alike;
 }
 
 uint32_t Executor::pick_tier(const GraphInfo & info, uint32_t & n_tokens) const {

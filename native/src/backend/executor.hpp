@@ -4,6 +4,7 @@
 #include "attention_tiles.hpp"
 #include "core.hpp"
 #include "experts_run.hpp"
+#include "graph_print.hpp"
 #include "host_masks.hpp"
 #include "plan.hpp"
 
@@ -47,6 +48,7 @@ private:
 
     // A graph seen before, with the plan it last ran by.
     struct Known {
+        GraphPrint print;
         GraphInfo info;
         std::vector<Plan> plans; // by tier, made lazily
     };
@@ -62,6 +64,7 @@ private:
     ggml_status run_by_plans(ggml_cgraph & graph, Known & known, uint32_t tier, const PlanLimits & limits);
     void abandon(const GraphInfo & info);
     Known & known(const ggml_cgraph & graph);
+    std::list<Known>::iterator find_known(const ggml_cgraph & graph);
     uint32_t pick_tier(const GraphInfo & info, uint32_t & n_tokens) const;
     Plan & plan_for(Known & known, ggml_cgraph & graph, uint32_t tier, int from, const PlanLimits & limits);
     PlanLimits limits_for(const GraphInfo & info, uint32_t n_tokens);
