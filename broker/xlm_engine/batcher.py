@@ -228,7 +228,6 @@ class Batcher:
         vision = self._runtime.vision
         if vision is None:
             return False
-        self._deliver()
         coming = [(generation, generation.images_to_come()) for generation in self._active.values()]
         vision.scale_first([seen for _, images in coming for seen in images])
         later = False
@@ -244,6 +243,7 @@ class Batcher:
     def _encode_one(self, vision: VisionTower, generation: Generation, images: list[Seen]) -> bool:
         if images:
             self.hand_over()
+            self._deliver()
         try:
             return vision.encode_one(images, generation.request.gen_id)
         except EncodeAborted:
@@ -302,6 +302,7 @@ class Batcher:
                 if last_try or failure.status in (1, -1) or not whole:
                     raise
                 self._compute_on_cpu()
+                self.hand_over()
         raise AssertionError("unreachable")
 
     def _compute_on_cpu(self) -> None:
@@ -393,6 +394,7 @@ class Batcher:
         self._leave(generation)
 
     def _fail(self, generation: Generation, error: XlmError) -> None:
+        self._hand_over(generation)
         self._fail_request(generation.request, error)
         self._leave(generation)
 

@@ -104,9 +104,9 @@ def rig(
     n_threads: int = 1,
     **config: Any,
 ) -> Iterator[Rig]:
-    settings = {"n_ctx": 4096, "n_sessions": 2, **config}
+    settings = {"n_ctx": 4096, "n_sessions": 2, "mmproj": str(files.mmproj), **config}
     opened = devices.open_device(device, budget_bytes, n_threads)
-    model = link.ModelConfig(path=str(files.model), mmproj=str(files.mmproj), n_ubatch=n_ubatch, **settings)
+    model = link.ModelConfig(path=str(files.model), n_ubatch=n_ubatch, **settings)
     runtime: Runtime | None = None
     _LOG.install()
     try:
