@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from xlm.errors import ImageError
+from xlm.errors import DeviceError, ImageError
 from xlm_engine import logs, shapes
 from xlm_engine.llama_log import LlamaLog
 from xlm_engine.vision.image import Image
@@ -200,50 +201,63 @@ class VisionTower:
             return False
         run = next(index for index, embeddings in enumerate(seen.embeddings) if embeddings is None)
         self._phase_open = True
-        self._bring_in(seen)
-        seen.embeddings[run] = self._encode(seen, run, gen_id)
+        with self._hearing(gen_id):
+            self._bring_in(seen)
+            seen.embeddings[run] = self._encode(seen, run)
         if seen.encoded:
             self._scaled.let_go()
             seen.image = None
             self.n_encoded += 1
         return True
 
+    @contextmanager
+    def _hearing(self, gen_id: int) -> Iterator[None]:
+        """Inside, an ``interrupt`` is heard."""
+        with self._lock:
+            self._at_work, self._aborted = gen_id, False
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._at_work = 0
+
     def _bring_in(self, seen: Seen) -> None:
-        """The tower's copies, as long as the image is being scaled."""
+        """The tower's copies, as long as the image is being scaled. Without a device it is only waited for."""
         if seen.image is None or self._scaled.done(seen.image):
             return
         self._scaled.begin(seen.image)
-        self._device.begin_vision()
-        while self._device.settle(PIECE_BYTES) and not self._scaled.done(seen.image):
-            pass
+        try:
+            self._device.begin_vision()
+            while self._device.settle(PIECE_BYTES) and not self._scaled.done(seen.image):
+                pass
+        except DeviceError as error:
+            logs.logger().warning("an image goes without the device", code=error.code, error=str(error))
 
-    def _encode(self, seen: Seen, run: int, gen_id: int) -> Embeddings:
+    def _encode(self, seen: Seen, run: int) -> Embeddings:
         if seen.image is None:
             raise ImageError("an image of the conversation is gone", code="image_unknown")
         chunk = self._scaled.chunk(seen.image, run)
         n_tokens = seen.runs[run].n_tokens
         try:
-            return self._compute(chunk, n_tokens, gen_id)
+            return self._compute(chunk, n_tokens)
         except EncodeFailed as error:  # a lost device: from now on it runs on the CPU
             logs.logger().warning("an image is encoded again", error=error.message)
-            return self._compute(chunk, n_tokens, gen_id)
+            return self._compute(chunk, n_tokens)
 
-    def _compute(self, chunk: Any, n_tokens: int, gen_id: int) -> Embeddings:
+    def _compute(self, chunk: Any, n_tokens: int) -> Embeddings:
         with self._lock:
-            self._at_work, self._aborted = gen_id, False
-            self._device.begin_step(n_tokens)  # an interrupt from here on is heard
+            if self._aborted:
+                raise EncodeAborted
+            self._device.begin_step(n_tokens)
         try:
             return self._projector.encode(chunk, n_tokens)
         except EncodeFailed:
             if self._aborted:
                 raise EncodeAborted from None
             raise
-        finally:
-            with self._lock:
-                self._at_work = 0
 
     def interrupt(self, gen_id: int | None = None) -> None:
-        """Stops the encoding that is under way for ``gen_id`` (None: for anybody) at its next sub-layer."""
+        """Ends the encoding for ``gen_id`` (None: for anybody): before it begins, or at its next sub-layer."""
         with self._lock:
             if self._at_work and gen_id in (None, self._at_work):
                 self._aborted = True

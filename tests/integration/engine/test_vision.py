@@ -16,6 +16,7 @@ from tests.support.vlm import Files, frame, write_vlm
 from xlm.protocol import link
 from xlm_engine.vision.image import Image
 from xlm_engine.vision.mtmd import Projector
+from xlm_engine.vision.scaled import Scaled
 from xlm_engine.vision.tower import Seen, VisionTower
 from xlm_native import Sim
 
@@ -213,15 +214,24 @@ def test_a_shift_lets_old_images_go(clean: Rig, files: Files) -> None:
 # -- ends
 
 
-def test_cancelling_in_mid_encode_ends_the_turn_and_keeps_the_engine(clean: Rig) -> None:
+def test_cancelling_in_mid_encode_ends_the_turn_and_keeps_the_engine(
+    clean: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     image = picture(2560, 1440)
     clean.set_budget(64 * MIB)
     gen_id = clean.start("Look.", [image])
     vision = clean.runtime.vision
     assert vision is not None
-    interrupted = threading.Event()
+    encodes, interrupted, encode_chunk = threading.Event(), threading.Event(), Projector.encode
+
+    def told(self: Projector, chunk: Any, n_tokens: int) -> np.ndarray:
+        encodes.set()
+        return encode_chunk(self, chunk, n_tokens)
+
+    monkeypatch.setattr(Projector, "encode", told)
 
     def cancel_once_it_encodes() -> None:
+        encodes.wait()
         while not interrupted.is_set():
             clean.batcher.interrupt(gen_id)
             if vision._aborted:
@@ -305,6 +315,44 @@ def test_a_turn_cancelled_while_its_image_is_scaled_lets_it_go(clean: Rig, scali
     assert clean.runtime.vision._scaled.image is None
     scaling.set()
     assert clean.say("Look.", [picture(320, 240)])
+
+
+def test_an_image_is_computed_where_the_device_was_lost_before(
+    clean: Rig, stock: StockVlm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clean.set_budget(64 * MIB)
+    encode(clean, picture(320, 240))
+    assert clean.runtime.vision is not None
+    clean.runtime.vision.end_phase()
+    monkeypatch.setattr(Scaled, "done", lambda *_: False)  # scaling takes as long as anything else
+    Sim().lose_device(1)
+    try:
+        image = picture(320, 240, 1)
+        assert clean.say("Look.", [image], system=SYSTEM) == stock.greedy(prompt("Look.", 1), [image], 12)
+        assert clean.device.stats()["device_lost"] == 1
+    finally:
+        Sim().restore_device()
+        clean.batcher.recover()
+
+
+def test_a_turn_that_is_cancelled_while_everybody_waits_for_its_image_is_not_encoded(
+    clean: Rig, scaling: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bring_in, encoded = VisionTower._bring_in, []
+
+    def interrupted(self: VisionTower, seen: Seen) -> None:
+        clean.batcher.interrupt(gen_id)
+        scaling.set()
+        bring_in(self, seen)
+
+    monkeypatch.setattr(VisionTower, "_bring_in", interrupted)
+    monkeypatch.setattr(Projector, "encode", lambda *_: encoded.append(1))
+    gen_id = clean.start("Look.", [picture(320, 240)])
+    while not scaling.is_set():
+        clean.batcher.step()
+    clean.batcher.cancel(gen_id)
+    assert clean.finish(gen_id).finish_reason == "cancelled"
+    assert not encoded
 
 
 def test_the_tower_comes_in_while_the_next_image_is_scaled(
