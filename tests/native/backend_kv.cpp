@@ -121,6 +121,12 @@ void test_switched() {
             CHECK_EQ(memory().kv_bytes, uint64_t{0});
         }
     }
+    set_placements(uniform(XLM_PLACE_RESIDENT), 0);
+    CHECK(pair.step(random, 3));
+    CHECK_EQ(memory().kv_bytes, kLayers * kLayerKvBytes);
+    set_placements(uniform(XLM_PLACE_CPU), 0);
+    CHECK(pair.step(random, 1));
+    CHECK_EQ(memory().kv_bytes, uint64_t{0}); // others have their room
     set_tiers(XLM_PLACE_CPU, XLM_PLACE_STREAM_KV, 128 << 10);
     CHECK_EQ(xlm_device_reset_stats(), XLM_OK);
     for (int n : {4, 1, 1, 3, 1})

@@ -84,9 +84,7 @@ struct SubLayer {
     }
     bool streamed() const { return wanted(XLM_PLACE_STREAM) || wanted(XLM_PLACE_STREAM_KV); }
     // Some tier computes it on the device with its caches there for good.
-    bool keeps_states() const {
-        return !wanted(XLM_PLACE_STREAM_KV) || wanted(XLM_PLACE_STREAM) || wanted(XLM_PLACE_RESIDENT);
-    }
+    bool keeps_states() const { return wanted(XLM_PLACE_STREAM) || wanted(XLM_PLACE_RESIDENT); }
 };
 
 // A buffer handed to llama.cpp. Memory is pinned where the inner device offers that.
