@@ -304,7 +304,7 @@ def private_folder(endpoint: Endpoint) -> Path:
 
 
 def _environment() -> dict[str, str]:
-    """The child's environment. OMP_WAIT_POLICY stays as it is: sleeping between sub-layers costs more than it saves.
+    """The child's environment. How OpenMP's threads wait the child decides itself, unless the user did (decision 6).
 
     ggml's backtrace at a failed assertion forks a process that has threads, and was seen to hang there for ever;
     without it the process aborts at once, and Python's fault handler says where.
