@@ -35,28 +35,38 @@ def is_near(ours_ns: float, stock_ns: float) -> bool:
     return isfinite(ours_ns) and isfinite(stock_ns) and max(ours_ns, stock_ns) <= NEAR * min(ours_ns, stock_ns)
 
 
-def meet_the_best(settings: Sequence[tuple[float, Setting]], meet: Callable[[Setting], Met]) -> Met | None:
-    """``settings`` with their ns in the sweep. The meeting with the one that is fastest when it is met."""
-    found: Met | None = None
+def meet_the_best(settings: Sequence[tuple[float, Setting]], meet: Callable[[Setting], Met]) -> list[Met]:
+    """``settings`` with their ns in the sweep. Meetings, the fastest of stock's first; none that was stopped."""
+    found: list[Met] = []
     for swept_ns, setting in sorted(settings, key=lambda one: one[0])[:MOST_SETTINGS]:
-        if found is not None and swept_ns >= found.stock_ns:
+        if found and swept_ns >= found[0].stock_ns:
             break
         met = meet(setting)
-        if found is None or met.stock_ns < found.stock_ns:
-            found = met
+        if isfinite(met.ours_ns) and isfinite(met.stock_ns):
+            found = sorted([*found, met], key=lambda one: one.stock_ns)
     return found
 
 
-def with_met(found: Best | None, again: Mapping[str, Met], *, plain: bool) -> Best | None:
-    """The best with the figures it had when it was met. ``plain``: of another baseline, which may have another best."""
+def with_met(found: Best | None, again: Mapping[str, Sequence[Met]], *, plain: bool) -> Best | None:
+    """The best with the figures they had when they were met. ``plain``: of another baseline, which keeps its choice."""
     if found is None:
         return None
-    changes: dict[str, Measured] = {}
-    for figure, field in (("ttft_ns", "ttft"), ("token_ns", "token")):
-        met, one = again.get(figure), getattr(found, field)
-        if met is not None and (not plain or one.setting == met.setting):
-            changes[field] = replace(one, setting=met.setting, times=replace(one.times, **{figure: met.stock_ns}))
-    return replace(found, **changes)
+    if not plain:
+        found = replace(found, **{_FIELDS[figure]: _winner(found, figure, mets[0]) for figure, mets in again.items()})
+    return Best(*(_met(one, again) for one in (found.ttft, found.token, found.request)))
+
+
+_FIELDS: Final = {"ttft_ns": "ttft", "token_ns": "token"}  # figure -> field of Best
+
+
+def _winner(found: Best, figure: str, met: Met) -> Measured:
+    one: Measured = getattr(found, _FIELDS[figure])
+    return replace(one, setting=met.setting)
+
+
+def _met(one: Measured, again: Mapping[str, Sequence[Met]]) -> Measured:
+    times = {figure: met.stock_ns for figure, mets in again.items() for met in mets if met.setting == one.setting}
+    return replace(one, times=replace(one.times, **times))
 
 
 def in_turn(ours: Turn, stock: Turn, rounds: int = ROUNDS) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from xlm_broker.bench.statics import Best, Measured, Setting, Times
 A, B, C = (Setting(n_gpu_layers=n) for n in (1, 2, 3))
 
 
-def meetings(stock: dict[Setting, float]) -> tuple[list[Setting], Met | None]:
+def meetings(stock: dict[Setting, float]) -> tuple[list[Setting], list[Met]]:
     """The sweep said A 10, B 11, C 30; now they take what ``stock`` says."""
     met: list[Setting] = []
 
@@ -31,19 +31,22 @@ def test_only_who_is_near_the_other_meets_it() -> None:
 def test_the_best_of_the_sweep_stands_where_no_other_was_faster_than_it_is_now() -> None:
     met, found = meetings({A: 10.5})
     assert met == [A]
-    assert found is not None
-    assert (found.setting, found.stock_ns) == (A, 10.5)
+    assert [(one.setting, one.stock_ns) for one in found] == [(A, 10.5)]
 
 
 def test_a_lucky_best_gives_way_to_the_next() -> None:
     met, found = meetings({A: 14.0, B: 12.0})
     assert met == [A, B]
-    assert found is not None
-    assert (found.setting, found.stock_ns) == (B, 12.0)
+    assert [(one.setting, one.stock_ns) for one in found] == [(B, 12.0), (A, 14.0)]
     met, found = meetings({A: 14.0, B: 15.0})
     assert met == [A, B]
-    assert found is not None
-    assert found.setting == A
+    assert found[0].setting == A
+
+
+def test_a_meeting_that_was_stopped_counts_for_nobody() -> None:
+    met, found = meetings({A: inf, B: 12.0})
+    assert met == [A, B]
+    assert [one.setting for one in found] == [B]
 
 
 def test_of_each_step_the_faster_round_counts_and_one_that_was_stopped_is_none() -> None:
@@ -55,13 +58,18 @@ def test_of_each_step_the_faster_round_counts_and_one_that_was_stopped_is_none()
     }
 
 
-def test_a_row_shows_what_the_meeting_gave_and_another_baseline_keeps_its_own() -> None:
-    first, second = (Measured(s, True, 0, Times(100.0, 10.0)) for s in (A, B))
-    again = {"token_ns": Met(C, 9.0, 12.0)}
+def test_a_row_shows_what_the_meetings_gave() -> None:
+    first = Measured(A, True, 0, Times(100.0, 10.0))
+    again = {"token_ns": [Met(C, 9.0, 12.0), Met(B, 9.0, 13.0)]}
     static = with_met(Best(first, first, first), again, plain=False)
     assert static is not None
     assert (static.token.setting, static.token.times.token_ns, static.ttft) == (C, 12.0, first)
-    assert with_met(Best(first, second, first), again, plain=True) == Best(first, second, first)
-    same = with_met(Best(first, second, first), {"token_ns": Met(B, 9.0, 12.0)}, plain=True)
-    assert same is not None
-    assert same.token.times.token_ns == 12.0
+
+
+def test_another_baseline_keeps_its_choice_with_what_it_took_when_it_was_met() -> None:
+    first, second = (Measured(s, True, 0, Times(100.0, 10.0)) for s in (A, B))
+    again = {"token_ns": [Met(C, 9.0, 12.0), Met(B, 9.0, 13.0)]}
+    ngl = with_met(Best(first, second, second), again, plain=True)
+    assert ngl is not None
+    assert (ngl.token.setting, ngl.token.times.token_ns, ngl.request.times) == (B, 13.0, Times(100.0, 13.0))
+    assert with_met(Best(first, first, first), again, plain=True) == Best(first, first, first)
