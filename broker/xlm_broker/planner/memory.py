@@ -78,12 +78,17 @@ class Table:
         return int(self.cost_bytes[chosen].sum())
 
 
-def minimum_device_bytes(model: ModelFacts) -> int:
-    """The smallest budget with which one sub-layer runs on the device in single-token steps; 0 if none ever can."""
+def minimum_device_bytes(model: ModelFacts, ring_pieces: int = 0) -> int:
+    """The smallest budget with which one sub-layer runs on the device in single-token steps; 0 if none ever can.
+
+    ``ring_pieces``: how many of its pieces a ring has to take for its weights to be streamed; 0: they never are then.
+    """
     table = Table.of(model)
     if not table.placeable.any():
         return 0
-    cheapest = int(table.cost_bytes[table.placeable].min())
+    streamed = table.kv_bytes + ring_pieces * table.piece_bytes
+    needs = np.minimum(table.cost_bytes, streamed) if ring_pieces else table.cost_bytes
+    cheapest = int(needs[table.placeable].min())
     return scratch_bytes(model, 1) + table.bytes_of(table.small) + cheapest
 
 

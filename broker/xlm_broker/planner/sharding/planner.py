@@ -151,7 +151,7 @@ class ShardingPlanner:
         return struct_replace(schedule, vision_tiers=tiers, vision_ring_bytes=ring, predicted=predicted)
 
     def minimum_device_bytes(self, model: ModelFacts) -> int:
-        return minimum_device_bytes(model)
+        return minimum_device_bytes(model, RING_PIECES)
 
     def unified_demand(self, model: ModelFacts) -> int:
         return unified_demand(model)

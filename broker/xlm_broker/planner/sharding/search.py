@@ -355,7 +355,8 @@ def _trimmed(task: Task, best: Solution) -> Solution:
     streamed = float(upload.sum(axis=(1, 2)).max(initial=0.0)) * task.costs.link_bytes_ns
     by_need = ((best.modes == STREAM) & (task.costs.upload[:, STREAM] == 0)).any(axis=0)  # experts: through a window
     streamed += float(task.costs.plain_ring_bytes[by_need].max(initial=0))
-    with_kv = (best.modes == STREAM_KV).any(axis=0)
+    plain, with_kv = ((best.modes == mode).any(axis=0) for mode in (STREAM, STREAM_KV))
+    streamed = max(streamed, float(task.costs.plain_ring_bytes[plain].max(initial=0)))
     streamed = max(streamed, float(task.costs.kv_ring_bytes[with_kv].max(initial=0)))
     unused = ((best.state == EVERYTHING) & ~(best.modes == RESIDENT).any(axis=0)) | (
         (best.state == KV) & ~(best.modes == STREAM).any(axis=0)

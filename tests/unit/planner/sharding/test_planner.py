@@ -12,7 +12,7 @@ from xlm.errors import BudgetError
 from xlm.protocol.link import CPU, ENGINE_CAPABILITIES, RESIDENT, STREAM, STREAM_KV, ModelFacts, Schedule
 from xlm_broker.planner.sharding import ShardingPlanner
 from xlm_broker.planner.sharding import planner as planner_module
-from xlm_broker.planner.sharding.plan import check_host_memory, make_plan
+from xlm_broker.planner.sharding.plan import check_host_memory, make_plan, minimum_bytes
 from xlm_broker.state.ports import Planner
 
 from . import examples
@@ -198,3 +198,11 @@ def test_one_resident_set_serves_all_tiers() -> None:
     resident = found.solution.state == 2
     for modes in found.solution.modes[: found.solution.reach]:
         assert not (modes[~resident] == 2).any()
+
+
+@pytest.mark.parametrize("model", [MODEL, SPARSE])
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_the_minimum_that_is_told_is_the_planners_own(model: ModelFacts, parts: int) -> None:
+    pieces = [replace(s, largest_piece_bytes=-(-s.device_bytes // parts)) for s in model.sublayers]
+    model = replace(model, sublayers=pieces)
+    assert PLANNER.minimum_device_bytes(model) == minimum_bytes(PLANNER.planning(model, SIM))
