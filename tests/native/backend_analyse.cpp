@@ -117,11 +117,16 @@ void test_pieces_keep_what_others_read() {
     CHECK(!root_of(info, chain.scaled_a).escapes);
 }
 
+std::vector<uint8_t> all_but_the_look_up(const Chain & chain, const GraphInfo & info) {
+    std::vector<uint8_t> on_device(info.nodes.size(), 1);
+    on_device[static_cast<size_t>(chain.node(chain.x))] = 0;
+    return on_device;
+}
+
 void test_lifetimes_leave_room_for_fused_kernels() {
     Chain chain;
     const GraphInfo info = analyse_graph(*chain.graph, chain);
-    std::vector<uint8_t> all(info.nodes.size(), 1);
-    all[static_cast<size_t>(chain.node(chain.x))] = 0;
+    const std::vector<uint8_t> all = all_but_the_look_up(chain, info);
     const std::vector<ScratchItem> items = scratch_items(info, all);
     for (size_t r = 0; r < items.size(); r++) {
         const Root & root = info.roots[r];
@@ -174,8 +179,7 @@ size_t index_of(const GraphInfo & info, const ggml_tensor * tensor) {
 void test_small_inputs_are_packed() {
     Cached chain;
     const GraphInfo info = analyse_graph(*chain.graph, chain);
-    std::vector<uint8_t> all(info.nodes.size(), 1);
-    all[static_cast<size_t>(chain.node(chain.x))] = 0;
+    const std::vector<uint8_t> all = all_but_the_look_up(chain, info);
     const std::vector<ScratchItem> apart = scratch_items(info, all);
     std::vector<ScratchItem> items = apart;
     const size_t rows = index_of(info, chain.rows), x = index_of(info, chain.x);
@@ -194,8 +198,7 @@ void test_small_inputs_are_packed() {
 void test_large_inputs_go_alone() {
     Cached chain;
     const GraphInfo info = analyse_graph(*chain.graph, chain);
-    std::vector<uint8_t> all(info.nodes.size(), 1);
-    all[static_cast<size_t>(chain.node(chain.x))] = 0;
+    const std::vector<uint8_t> all = all_but_the_look_up(chain, info);
     std::vector<ScratchItem> items = scratch_items(info, all);
     items[index_of(info, chain.x)].bytes = 64 << 10;
     CHECK(pack_inputs(info, all, items).members.empty());

@@ -74,9 +74,7 @@ class Costs:
     link_bytes_ns: float  # bytes per ns
     capabilities: Capabilities
     alike: NDArray[np.int64]  # [unit] equal numbers: equal in everything above
-    window_bytes: NDArray[np.int64] | int = (
-        0  # [unit] part of the ring that experts take: what a unit streams goes beside it
-    )
+    window_bytes: NDArray[np.int64] | int = 0  # [unit] of the ring, for experts: what a unit streams lies beside it
 
     @cached_property
     def slowdown(self) -> FloatArray:

@@ -203,9 +203,8 @@ def with_slots(
             for mode in (STREAM, STREAM_KV):
                 compute[t, mode, layer.at] = busy[t, mode, layer.at] = whole
                 upload[t, mode, layer.at] = 0.0
-                share[t, mode, layer.at] = min(
-                    1.0, max(0.05, alone / max(whole, 1e-9))
-                )  # the misses have the link meanwhile
+                # the misses have the link meanwhile
+                share[t, mode, layer.at] = min(1.0, max(0.05, alone / max(whole, 1e-9)))
     pieces = costs.piece_bytes.copy()
     for layer in found:  # the ring needs room for the window, not for whole matrices
         pieces[layer.at] = WINDOW_PARTS // 2 * (layer.facts.largest_expert_bytes + PART_PADDING_BYTES)

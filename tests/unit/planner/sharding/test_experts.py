@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from xlm.protocol.link import CPU, RESIDENT, STREAM, DeviceFacts, ExpertStats, ModelFacts, Schedule
+from xlm.protocol.link import CPU, RESIDENT, STREAM, DeviceFacts, ExpertStats, ModelFacts, Schedule, SubLayer
 from xlm_broker.planner.sharding import CardRates, ShardingPlanner
 from xlm_broker.planner.sharding.costs import TierPoint
 from xlm_broker.planner.sharding.experts import (
@@ -187,6 +187,20 @@ def test_beside_the_experts_window_the_ring_takes_whole_matrices(budget_mib: int
     streamed = {i for tier in schedule.tiers for i, place in enumerate(tier.placement) if place == STREAM}
     plain = [s.largest_piece_bytes for s in MODEL.sublayers if s.index in streamed and s.kind != "experts"]
     assert 2 * max(plain, default=0) <= schedule.ring_bytes
+
+
+def test_a_ring_takes_two_pieces_where_one_alone_is_streamed() -> None:
+    attention = SubLayer(index=1, layer=0, kind="attention", device_bytes=MIB, largest_piece_bytes=MIB)
+    experts = SubLayer(
+        index=2, layer=0, kind="experts", device_bytes=3_200_000, largest_piece_bytes=1_066_666, n_experts=E,
+        expert_bytes=50_000, expert_overhead_bytes=4096, largest_expert_bytes=16_666,
+    )  # fmt: skip
+    output = SubLayer(index=3, layer=-1, kind="output", device_bytes=4 * MIB, largest_piece_bytes=4 * MIB)
+    small = SubLayer(index=0, layer=-1, kind="small", device_bytes=1)
+    model = replace(MODEL, sublayers=[small, attention, experts, output], scratch_bytes={1: 1000, 256: 12 * MIB})
+    schedule = ShardingPlanner().plan(model, replace(DEVICE, link_bytes_per_s=12e9), 6_874_930, schedule_id=1)
+    assert [tier.placement[1] for tier in schedule.tiers if any(tier.placement)] == [STREAM]
+    assert schedule.ring_bytes >= 2 * attention.largest_piece_bytes
 
 
 def test_slots_where_few_experts_do_most_of_the_work() -> None:
