@@ -22,9 +22,9 @@ function(xlm_backend_suite name timeout)
 endfunction()
 
 xlm_backend_suite(backend_graph 1200
-  sublayers uniform combinations budgets regrow reclaim reclaim_first allocations lost lost_unseen large_matrix long_steps parts storm pestered untouched state
+  sublayers uniform combinations budgets regrow reclaim reclaim_first allocations lost lost_unseen large_matrix long_steps parts storm pestered slow slow_storm untouched state
   models abort order closed)
-xlm_backend_suite(backend_trace 300 events copies threads)
+xlm_backend_suite(backend_trace 300 events copies rows threads)
 xlm_backend_suite(backend_experts 1200
   forms traffic prefill order all_on_cpu shared placements no_memory other_form resize window settle budgets reclaim storm pestered allocations lost abort models bad_calls)
 xlm_backend_suite(backend_kv 300 streamed rings another_ring switched restored aborted contexts reclaims pestered lost)

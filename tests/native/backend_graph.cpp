@@ -1,5 +1,6 @@
 // A toy model on XLM0 over the virtual GPU against the same model on the CPU: equal bits,
 // whatever the placements and budgets, and never a byte above the budget.
+#include "backend/core.hpp"
 #include "backend_cases.hpp"
 #include "backend_storm.hpp"
 
@@ -346,6 +347,12 @@ void test_storm_of_budgets() {
     }
 }
 
+// As if all took longer than a reclaim may wait: as many segments as there can be.
+void think_slow() {
+    for (const uint32_t n_tokens : {1, 7})
+        xlm::core().step_paces.of(n_tokens).learn(1, 1'000'000'000);
+}
+
 void test_request_at_every_border() {
     Pair pair(32);
     std::mt19937 random(33);
@@ -356,6 +363,41 @@ void test_request_at_every_border() {
             for (int i = 0; i < 5; i++)
                 CHECK(pair.step(random, i == 0 ? 7 : 1));
         }
+    }
+    CHECK(pair.same_caches());
+}
+
+// A resident matrix that takes long gives way between two parts of it, and what was computed stays: its requests are
+// served where each part ends, and the logits are those of the whole.
+void test_slow_resident_matrix() {
+    Pair pair(34);
+    std::mt19937 random(35);
+    set_budget(kPlenty);
+    set_placements(std::vector<uint8_t>(xlm_device_sublayer_count(), XLM_PLACE_RESIDENT), 0);
+    CHECK(pair.step(random, 1));
+    for (const int n : {1, 7, 1}) {
+        think_slow();
+        CHECK_EQ(xlm_device_reset_stats(), XLM_OK);
+        CHECK(pair.step(random, n));
+        CHECK(stats().n_segments_device >= uint64_t{2 * kLayers + 2}); // the output matrix is two
+        check_books();
+    }
+    const Pester pester;
+    for (int i = 0; i < 10; i++) {
+        think_slow();
+        CHECK(pair.step(random, i % 5 == 0 ? 7 : 1));
+    }
+    CHECK(pair.same_caches());
+}
+
+void test_slow_resident_matrix_in_a_storm() {
+    Pair pair(36);
+    std::mt19937 random(37);
+    const Storm storm;
+    set_placements(std::vector<uint8_t>(xlm_device_sublayer_count(), XLM_PLACE_RESIDENT), 5 << 10);
+    for (int i = 0; i < 60; i++) {
+        think_slow();
+        CHECK(pair.step(random, i % 6 == 0 ? 7 : 1));
     }
     CHECK(pair.same_caches());
 }
@@ -503,6 +545,8 @@ int main(int argc, char ** argv) {
         {"parts", test_reclaims_between_the_parts_of_a_matrix},
         {"storm", test_storm_of_budgets},
         {"pestered", test_request_at_every_border},
+        {"slow", test_slow_resident_matrix},
+        {"slow_storm", test_slow_resident_matrix_in_a_storm},
         {"untouched", test_untouched_state_stays_home},
         {"state", test_state_written_in_place_and_restored},
         {"models", test_two_models_and_two_threads},

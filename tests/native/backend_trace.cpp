@@ -1,4 +1,5 @@
 // Traces of the toy model's steps on XLM0 over the virtual GPU: what they hold, and what they show of a step.
+#include "backend/core.hpp"
 #include "backend_cases.hpp"
 
 #include <algorithm>
@@ -93,6 +94,29 @@ void test_one_copy_up_and_rows_beside_the_output() {
     CHECK_EQ(xlm_device_trace(0), XLM_OK);
 }
 
+// The same with an output matrix that takes long: some rows at a time, each with its logits behind it.
+void test_slow_output_goes_by_rows() {
+    Pair pair(25);
+    std::mt19937 random(33);
+    set_budget(kPlenty);
+    set_placements(std::vector<uint8_t>(xlm_device_sublayer_count(), XLM_PLACE_RESIDENT), 0);
+    for (int i = 0; i < 2; i++)
+        CHECK(pair.step(random, 1));
+    xlm::core().step_paces.of(1).learn(1, 1'000'000'000);
+    CHECK_EQ(xlm_device_trace(4096), XLM_OK);
+    CHECK(pair.step(random, 1));
+    uint64_t lost = 0;
+    std::vector<uint64_t> logits, caches;
+    for (const xlm_trace_event & event : read_trace(4096, lost)) {
+        if (event.kind == XLM_TRACE_COPY_DOWN) logits.push_back(event.bytes);
+        if (event.kind == XLM_TRACE_WRITE_BACK) caches.push_back(event.bytes);
+    }
+    CHECK_EQ(caches.size(), size_t{2 * kLayers});
+    CHECK((logits == std::vector<uint64_t>{64 * sizeof(float), (kVocab - 64) * sizeof(float)}));
+    CHECK(pair.same_caches());
+    CHECK_EQ(xlm_device_trace(0), XLM_OK);
+}
+
 void test_trace_read_while_a_step_runs() {
     Pair pair(22);
     std::mt19937 random(29);
@@ -121,6 +145,7 @@ int main(int argc, char ** argv) {
     constexpr Case cases[] = {
         {"events", test_trace},
         {"copies", test_one_copy_up_and_rows_beside_the_output},
+        {"rows", test_slow_output_goes_by_rows},
         {"threads", test_trace_read_while_a_step_runs},
     };
     return run_cases(argc, argv, cases);

@@ -95,6 +95,7 @@ private:
     bool download_rows(State & state, const RangeSet & rows, Stream stream);
     Outcome run_by_rows(ggml_cgraph & graph, const GraphInfo & info, const Segment & segment,
                         const PlanLimits & limits);
+    Outcome before_rows(const Segment & segment, const Streamed & part, const PlanLimits & limits);
     bool compute_rows(ggml_cgraph & graph, const Segment & segment, int node, const Streamed & part);
     bool fetch_rows(const ggml_tensor & rows, const ggml_tensor & whole, int64_t first_row);
     bool write_back(const GraphInfo & info, Plan & plan, const Segment & segment, bool ids_near);

@@ -44,8 +44,8 @@ std::vector<size_t> results_in_parts(const GraphInfo & info, const Segment & seg
 
 } // namespace
 
-// A matrix larger than the ring: some rows at a time. Each part's result goes home at once, so that a
-// reclaim waits for the parts under way only, and what was computed stays computed.
+// A matrix some rows at a time: larger than the ring, or resident and slow. Each part's result goes home at once, so
+// that a reclaim waits for the parts under way only, and what was computed stays computed.
 Executor::Outcome Executor::run_by_rows(ggml_cgraph & graph, const GraphInfo & info, const Segment & segment,
                                         const PlanLimits & limits) {
     int node = segment.first;
@@ -53,9 +53,11 @@ Executor::Outcome Executor::run_by_rows(ggml_cgraph & graph, const GraphInfo & i
         node++;
     const int root = info.nodes[static_cast<size_t>(node)].root;
     for (const Streamed & part : segment.pieces) {
-        if (!core_.cache.ring.acquire(&part, 1) || !make_room(*stream_pace_, part.bytes, 1, limits) ||
-            !compute_rows(graph, segment, node, part) || !core_.cache.ring.retire(1))
-            return Outcome::lost;
+        if (node == rows_node_ && part.first_row < rows_done_) continue; // before it gave way
+        const Outcome ready = before_rows(segment, part, limits);
+        if (ready != Outcome::done) return ready;
+        if (!compute_rows(graph, segment, node, part)) return Outcome::lost;
+        if (!segment.in_place && !core_.cache.ring.retire(1)) return Outcome::lost;
         rows_node_ = node;
         rows_done_ = part.first_row + part.n_rows;
         if (&part != &segment.pieces.back() && core_.gate.requested()) return Outcome::interrupted;
@@ -65,10 +67,19 @@ Executor::Outcome Executor::run_by_rows(ggml_cgraph & graph, const GraphInfo & i
     return ahead_.finish() ? Outcome::done : Outcome::lost; // others may read the result on the host now
 }
 
+// Interrupted by a reclaim, while it waited for room. A piece of the ring that was waited for is computed first.
+Executor::Outcome Executor::before_rows(const Segment & segment, const Streamed & part, const PlanLimits & limits) {
+    if (!segment.in_place && !core_.cache.ring.acquire(&part, 1)) return Outcome::lost;
+    if (!make_room(pace_of(segment), part.bytes, 1, limits)) return Outcome::lost;
+    return segment.in_place && wanted_back(segment) ? Outcome::interrupted : Outcome::done;
+}
+
 bool Executor::compute_rows(ggml_cgraph & graph, const Segment & segment, int node, const Streamed & part) {
     const ggml_tensor & whole = *graph.nodes[node];
     patch(segment);
-    ggml_tensor matrix = core_.cache.ring.tensor(0), rows = whole, *nodes[] = {&rows};
+    ggml_tensor matrix = segment.in_place ? *whole.src[0] : core_.cache.ring.tensor(0), rows = whole,
+                *nodes[] = {&rows};
+    if (segment.in_place) cut_tensor(matrix, 1, part.first_row, part.n_rows);
     rows.src[0] = &matrix;
     rows.ne[0] = part.n_rows;
     for (int d = 1; d < GGML_MAX_DIMS; d++)
@@ -79,7 +90,7 @@ bool Executor::compute_rows(ggml_cgraph & graph, const Segment & segment, int no
     const bool ok = core_.inner.compute(&view);
     unpatch(segment);
     core_.stats.n_segments_device++;
-    return ok && fetch_rows(rows, whole, part.first_row) && ahead_.submitted(*stream_pace_, part.bytes, 1);
+    return ok && fetch_rows(rows, whole, part.first_row) && ahead_.submitted(pace_of(segment), part.bytes, 1);
 }
 
 // The part is contiguous; in the whole result its rows are pieces of longer ones.

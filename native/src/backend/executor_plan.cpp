@@ -204,7 +204,7 @@ Executor::Outcome Executor::run_device_segment(ggml_cgraph & graph, const GraphI
 Pace & Executor::pace_of(const Segment & segment) {
     if (segment.tiled) return vision_paces_.tiled_attention;
     if (segment.embeds) return vision_paces_.embedding;
-    return segment.pieces.empty() ? *pace_ : *stream_pace_;
+    return segment.pieces.empty() || segment.in_place ? *pace_ : *stream_pace_;
 }
 
 bool Executor::make_room(const Pace & pace, uint64_t cost, uint32_t n_units, const PlanLimits & limits) {

@@ -45,6 +45,7 @@ struct Segment {
     std::vector<Streamed> pieces;
     bool sends_home = false; // behind it: results that live on, and rows of caches however few
     bool by_rows = false;    // one matrix multiplication, computed in as many parts as there are pieces
+    bool in_place = false;   // those pieces are rows of a resident copy: nothing of them goes through the ring
     int experts = -1;        // its first nodes are the core of this group (GraphInfo::experts), handled by expert
     std::vector<DataPatch> data;
     std::vector<SourcePatch> sources;

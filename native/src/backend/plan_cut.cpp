@@ -7,6 +7,11 @@ namespace {
 
 constexpr size_t kMaxPieces = 16; // of a segment; well below what the ring keeps track of
 
+// Parts of a resident matrix begin where a view may begin on any device, in the matrix and in the result (of 4 bytes).
+constexpr uint64_t kPartAlignment = 256, kMaxParts = 16;
+constexpr int64_t kRowsAligned = kPartAlignment / 4;
+constexpr int64_t kMaxColumns = 8; // with more, GPUs may sum in an order that depends on the number of rows
+
 constexpr uint64_t kFlopsPerByte = 16; // what devices do while they read a byte, roughly
 
 uint64_t elements(const ggml_tensor & tensor) {
@@ -94,21 +99,47 @@ bool Planner::streams(int unit) const {
     return std::any_of(weights.begin(), weights.end(), [&](const Weight * weight) { return streams(weight); });
 }
 
-// A matrix too large for the ring: its node is a segment of its own, computed in parts.
+// A matrix too large for the ring, or one that would keep a reclaim waiting: its node is a segment of its own, computed
+// in parts.
 bool Planner::open_by_rows(int i) {
     const Node & node = info_.nodes[static_cast<size_t>(i)];
     for (uint32_t s = 0; s < node.n_sources; s++) {
         const Root & root = info_.roots[static_cast<size_t>(info_.sources[node.first_source + s])];
-        if (!root.weight || !streams(root.weight)) continue;
-        const int64_t at_once = rows_at_once(*root.weight, root.by_rows, cache_.ring.capacity_bytes());
+        if (!root.weight) continue;
+        const bool in_place = !streams(root.weight);
+        const int64_t at_once =
+            in_place ? rows_in_time(i, root) : rows_at_once(*root.weight, root.by_rows, cache_.ring.capacity_bytes());
         if (at_once == 0) continue;
+        const bool begins = seen_work_ && info_.nodes[static_cast<size_t>(last_work_)].owner != node.owner;
+        if (begins && plan_.segments.back().on_device)
+            plan_.segments.back().sends_home = ends_before_output(node.owner);
         Segment & segment = seen_work_ ? open(i) : plan_.segments.back();
         segment.on_device = segment.by_rows = seen_work_ = true;
+        segment.in_place = in_place;
         segment.last = last_work_ = i;
         list_rows(segment, *root.weight, at_once, i == limits_.rows_node ? limits_.rows_done : 0);
         return true;
     }
     return false;
+}
+
+// Rows of a resident matrix that are computed within the time of a segment; 0: all of them. Only where the result goes
+// home anyway, as logits do: elsewhere parts would cost two copies.
+int64_t Planner::rows_in_time(int i, const Root & root) const {
+    const int result = info_.nodes[static_cast<size_t>(i)].root;
+    const bool goes_home = result >= 0 && info_.roots[static_cast<size_t>(result)].escapes;
+    const uint64_t bytes = root.weight->device_bytes;
+    if (!root.by_rows || !goes_home || bytes <= limits_.max_segment_cost) return 0;
+    const int64_t n_columns = ggml_nrows(graph_.nodes[i]);
+    if (n_columns == 0 || n_columns > kMaxColumns) return 0;
+    const ggml_tensor & matrix = *root.weight->tensor;
+    int64_t step = kRowsAligned;
+    while (static_cast<size_t>(step) * matrix.nb[1] % kPartAlignment != 0)
+        step *= 2;
+    const uint64_t parts = std::min(kMaxParts, (bytes - 1) / std::max<uint64_t>(1, limits_.max_segment_cost) + 1);
+    const int64_t rows = matrix.ne[1] / static_cast<int64_t>(parts) + 1;
+    const int64_t at_once = (rows + step - 1) / step * step;
+    return at_once < matrix.ne[1] ? at_once : 0;
 }
 
 void Planner::list_rows(Segment & segment, Weight & weight, int64_t at_once, int64_t first_row) const {
@@ -196,6 +227,7 @@ void Planner::list_needs(Segment & segment) {
     for (const Streamed & piece : segment.pieces)
         for (const State * state : piece.states)
             segment.cost += state_cost(*state);
+    if (segment.in_place) return;
     plan_.stream_order.insert(plan_.stream_order.end(), segment.pieces.begin(), segment.pieces.end());
 }
 

@@ -122,6 +122,7 @@ private:
     Segment & open(int first);
     bool streams(int unit) const;
     bool open_by_rows(int i);
+    int64_t rows_in_time(int i, const Root & root) const;
     void list_rows(Segment & segment, Weight & weight, int64_t at_once, int64_t first_row) const;
     std::vector<Streamed> new_pieces(const Node & node) const;
     int reads_weights_for(int i) const;
