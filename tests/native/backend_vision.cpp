@@ -4,6 +4,7 @@
 #include "backend_storm.hpp"
 
 #include <algorithm>
+#include <functional>
 
 using namespace toy;
 
@@ -47,8 +48,10 @@ public:
             ggml_gallocr_new(on_xlm ? ggml_backend_dev_buffer_type(device) : ggml_backend_cpu_buffer_type()));
     }
 
-    // What the tower makes of `pixels`; `window` patches see each other.
-    std::vector<float> encode(const std::vector<float> & pixels, int window) {
+    // What the tower makes of `pixels`; `window` patches see each other. The same graph as often as there is something
+    // to be done before it.
+    std::vector<float> encode(const std::vector<float> & pixels, int window,
+                              const std::vector<std::function<void()>> & before = {[] {}}) {
         Owned<ggml_context> context(ggml_init({ggml_tensor_overhead() * 512 + ggml_graph_overhead(), nullptr, true}));
         ggml_cgraph * graph = ggml_new_graph(context.get());
         ggml_tensor * image = ggml_new_tensor_2d(context.get(), GGML_TYPE_F32, kPatch, kPatches);
@@ -61,13 +64,16 @@ public:
         ggml_set_output(result);
         ggml_build_forward_expand(graph, result);
         CHECK(ggml_gallocr_alloc_graph(allocator_.get(), graph));
-        ggml_backend_tensor_set(image, pixels.data(), 0, pixels.size() * sizeof(float));
-        set_picture(picture, pixels);
-        set_order(order);
-        set_mask(mask, window);
-        CHECK_EQ(ggml_backend_graph_compute(backend_.get(), graph), GGML_STATUS_SUCCESS);
         std::vector<float> values(static_cast<size_t>(ggml_nelements(result)));
-        ggml_backend_tensor_get(result, values.data(), 0, ggml_nbytes(result));
+        for (const auto & prepare : before) {
+            prepare();
+            ggml_backend_tensor_set(image, pixels.data(), 0, pixels.size() * sizeof(float));
+            set_picture(picture, pixels);
+            set_order(order);
+            set_mask(mask, window);
+            CHECK_EQ(ggml_backend_graph_compute(backend_.get(), graph), GGML_STATUS_SUCCESS);
+            ggml_backend_tensor_get(result, values.data(), 0, ggml_nbytes(result));
+        }
         return values;
     }
 
@@ -386,6 +392,35 @@ void test_announced() {
     CHECK_EQ(memory().peak_used_bytes, peak);
 }
 
+// Where everything is resident its plan is taken again, wherever the scratch lies by then; under another budget or
+// schedule a new one is made.
+void test_planned_once() {
+    Towers towers(9, 40);
+    set_budget(kPlenty);
+    place_tower(XLM_PLACE_RESIDENT, 64 << 10);
+    uint64_t plans = 0;
+    const auto anew = [&](bool wanted) {
+        CHECK_EQ(stats().n_plans > plans, wanted);
+        plans = stats().n_plans;
+        CHECK_EQ(xlm_device_end_vision(), XLM_OK);
+    };
+    const auto first = [] {};
+    const auto announced = [&] { // copies come first, so the scratch lies behind them
+        anew(plans == 0);
+        CHECK_EQ(xlm_device_begin_vision(), XLM_OK);
+        settle_all();
+    };
+    const auto poor = [&] { anew(false), set_budget(1 << 20); };
+    const auto rich = [&] { anew(true), set_budget(kPlenty); };
+    const auto again = [&] { anew(true); };
+    const auto streamed = [&] { anew(false), place_tower(XLM_PLACE_STREAM, 64 << 10); };
+    const auto resident = [&] { anew(true), place_tower(XLM_PLACE_RESIDENT, 64 << 10); };
+    const std::vector<std::function<void()>> all = {first, announced, announced, poor,     rich,
+                                                    again, announced, streamed,  resident, again};
+    CHECK(same_bits(towers.device.encode(towers.pixels, 40, all), towers.expected));
+    CHECK_EQ(memory().over_budget_events, uint64_t{0});
+}
+
 // What was announced may be taken away, or never come.
 void test_announced_in_vain() {
     Towers towers(8, 40);
@@ -414,7 +449,7 @@ int main(int argc, char ** argv) {
         {"views", test_view_of_a_dropped_weight},     {"storm", test_storm_of_budgets},
         {"pestered", test_request_at_every_border},   {"kept", test_parts_are_kept},
         {"return", test_return_of_the_budget},        {"announced", test_announced},
-        {"in_vain", test_announced_in_vain},
+        {"planned_once", test_planned_once},          {"in_vain", test_announced_in_vain},
     };
     return run_cases(argc, argv, cases);
 }

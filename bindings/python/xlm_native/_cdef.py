@@ -145,6 +145,7 @@ uint64_t n_attention_tiles;
 uint64_t bytes_masks_up;
 uint64_t n_patch_tiles;
 uint64_t bytes_kv_streamed;
+uint64_t n_plans;
 } xlm_stats;
 enum xlm_expert_mode {
 XLM_EXPERTS_UNKNOWN = 0,

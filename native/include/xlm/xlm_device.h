@@ -195,6 +195,7 @@ typedef struct xlm_stats {
     uint64_t bytes_masks_up;              /* masks sent for them */
     uint64_t n_patch_tiles;               /* parts of vision sub-layers that were computed for some patches at a time */
     uint64_t bytes_kv_streamed;           /* part of bytes_kv_up: caches that went through the ring */
+    uint64_t n_plans;                     /* made: a graph is planned anew where what it found before changed */
 } xlm_stats;
 
 /* How an experts sub-layer was planned last. */

@@ -65,6 +65,7 @@ public:
         uint32_t tier = 0;
         uint64_t need_bytes = 0, scratch_bytes = 0; // 0: none yet, or not all of the tower was on the device
     } last_image;
+    uint64_t n_schedules = 0;    // taken over so far
     bool ahead_of_image = false; // the tower's copies may be there already, for an image that looks like the last one
 
 private:

@@ -394,6 +394,7 @@ xlm_status xlm_device_stats(xlm_stats * stats) {
         result.bytes_masks_up = from.bytes_masks_up.get();
         result.n_patch_tiles = from.n_patch_tiles.get();
         result.bytes_kv_streamed = from.bytes_kv_streamed.get();
+        result.n_plans = from.n_plans.get();
         write_struct(stats, result);
         return XLM_OK;
     });

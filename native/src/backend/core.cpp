@@ -68,6 +68,7 @@ void Core::apply(Schedule & taken) {
         any_device |= any_stream || sublayer->wanted(XLM_PLACE_RESIDENT);
     }
     inner.synchronize_all();
+    cache.n_schedules++;
     cache.last_image = {}; // was placed by another schedule
     cache.ahead_of_image = false;
     for (SubLayer * sublayer : sublayers) {

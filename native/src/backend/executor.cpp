@@ -274,7 +274,12 @@ Plan & Executor::plan_for(Known & known, ggml_cgraph & graph, uint32_t tier, int
         const bool same = plan.tier == tier && plan.from == 0 && !plan.partial && plan.epoch == core_.cache.epoch();
         if (from == 0 && same && still_fits(plan, limits)) return plan;
     }
+    for (Plan & plan : known.plans) {
+        const bool fits = from == 0 && plan.tier == tier && still_fits(plan, limits);
+        if (fits && core_.inner.usable() && take_again(plan, known.info.vision, limits, core_.cache)) return plan;
+    }
     known.plans.clear(); // anything else is stale
+    core_.stats.n_plans++;
     PlanLimits with_rows = limits;
     with_rows.rows_node = rows_node_;
     with_rows.rows_done = rows_done_;

@@ -18,6 +18,7 @@ Plan Planner::run() {
     count_fallbacks();
     for (Segment & segment : plan_.segments)
         if (segment.on_device) patch(segment);
+    note_again();
     plan_.epoch = cache_.epoch(); // last: placing may have raised it
     return std::move(plan_);
 }

@@ -58,6 +58,17 @@ struct ExpertPlace {
     ggml_tensor slot_ids{};
 };
 
+// Of a plan that may be taken again (plan_again.cpp).
+struct PlanAgain {
+    bool whole = false;
+    std::vector<SubLayer *> residents;
+    std::vector<State *> states;
+    uint64_t scratch_bytes = 0, bound_bytes = 0, need_bytes = 0; // the last two of a vision graph
+    uint64_t n_schedules = 0;
+    Cache::LastImage image;
+    char * base = nullptr; // of the scratch
+};
+
 struct Plan {
     uint32_t tier = 0;
     uint64_t epoch = 0;
@@ -74,6 +85,7 @@ struct Plan {
     InputPack pack;                       // of those, what goes up as one
     std::deque<ggml_tensor> view_shadows; // of views of weights
     std::deque<ExpertPlace> experts;      // by GraphInfo::experts; their addresses stay
+    PlanAgain again;
 };
 
 struct PlanLimits {
@@ -90,5 +102,8 @@ struct PlanLimits {
 // The caller holds the gate; host memory is canonical.
 Plan make_plan(GraphInfo & info, ggml_cgraph & graph, uint32_t tier, int from, const PlanLimits & limits, Inner & inner,
                Cache & cache);
+
+// Places what a plan of this graph needs, as it was when that was made. False: it may be another one by now.
+bool take_again(Plan & plan, bool vision, const PlanLimits & limits, Cache & cache);
 
 } // namespace xlm

@@ -22,6 +22,7 @@ bool Planner::lay_out() {
         plan_.stream_order.clear();
         return false;
     }
+    plan_.again.scratch_bytes = layout.peak_bytes;
     make_shadows(items, layout);
     place_slot_ids(layout);
     if (info_.vision) place_tiles(layout);

@@ -61,6 +61,7 @@ private:
     void make_room();
     void mark_nodes();
     void count_fallbacks();
+    void note_again(); // plan_again.cpp
 
     // -- what finds place on the device: plan_place.cpp
     void place_everything();

@@ -35,7 +35,7 @@ struct Stats {
     Counter scratch_need_decode_bytes, scratch_need_prefill_bytes, prefill_tokens_seen;
     Counter n_vision_graphs, vision_scratch_need_bytes, n_vision_attention_cpu, n_attention_tiles, bytes_masks_up,
         n_patch_tiles;
-    Counter bytes_kv_streamed;
+    Counter bytes_kv_streamed, n_plans;
     Counter pageable_host_bytes; // not reset: memory, not events
 
     template <typename Visit>
@@ -51,6 +51,7 @@ struct Stats {
                                   &bytes_kv_up,
                                   &bytes_kv_written_back,
                                   &bytes_kv_streamed,
+                                  &n_plans,
                                   &n_evictions,
                                   &n_reclaims,
                                   &reclaim_ns_max,
