@@ -27,7 +27,7 @@ from xlm_broker.planner.sharding.hardware import Machine, machine_from_row
 from xlm_broker.planner.sharding.kernels import Kernels
 from xlm_broker.planner.sharding.machine import guessed_machine, profiled_machine
 from xlm_broker.planner.sharding.modelled import MODELLED, card_of_sim, modelled_machine
-from xlm_broker.planner.sharding.plan import Planning, check_host_memory, make_plan, prepare
+from xlm_broker.planner.sharding.plan import Planning, check_host_memory, prepare, settled_plan
 from xlm_broker.planner.sharding.plan import require_device as plan_required
 from xlm_broker.planner.sharding.profile import MachineProfile
 from xlm_broker.planner.sharding.report import GIB, CurvePoint, as_json, as_text, curve, curve_budgets, sublayer_rows
@@ -108,7 +108,7 @@ def plan(
     planning = _planning(work, machine, profile, threads, workload, _capabilities(kv_streaming), here)
     check_host_memory(planning)
     budget_bytes = parse_size(budget)
-    found, more = make_plan(planning, budget_bytes), make_plan(planning, budget_bytes + GIB)
+    found, more = (settled_plan(planning, size) for size in (budget_bytes, budget_bytes + GIB))
     if require_device:
         plan_required(planning, found)
     points = curve(planning, curve_budgets(planning)) if curve_file else []

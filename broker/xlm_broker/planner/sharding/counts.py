@@ -7,6 +7,7 @@ count an even spread lets the link work all the time with the smallest ring.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import permutations
 
 import numpy as np
 
@@ -14,34 +15,44 @@ from .costs import EVERYTHING, KV, NOTHING, Costs
 from .pipeline import IntArray
 from .problem import SMALL_UNITS, StateArray, state_bytes
 
-FEW_COUNTS = 3  # of the first class, in large models
+FEW_COUNTS = 3  # of the first class, in large models, where each of the two is the first in turn
 PHASES = (0.0, 0.5, 1.0)  # first, middle of each block; 1: from end to end
 
 
 def counted_states(costs: Costs, rooms: Sequence[int]) -> list[tuple[int, StateArray]]:
     """Sets from counts of the two heaviest classes, in small models without the rest too: (place of the room, set)."""
     classes = _heaviest(costs)
-    firsts = list(_firsts(costs, classes))
-    kept = [state_bytes(costs, state) for state, _ in firsts]
-    return [
-        (place, _with_second(costs, classes[1], *first, room - size))
-        for place, room in enumerate(rooms)
-        for first, size in zip(firsts, kept, strict=True)
-        if size <= room
-    ]
+    found = []
+    # in small models every count of the one is tried, so that the other has its turn
+    for one, other in [(classes[0], classes[1])] if costs.n_units <= SMALL_UNITS else permutations(classes):
+        firsts = list(_firsts(costs, one, other))
+        kept = [state_bytes(costs, state) for state, _ in firsts]
+        found += [
+            (place, _with_second(costs, other, *first, room - size))
+            for place, room in enumerate(rooms)
+            for first, size in zip(firsts, kept, strict=True)
+            if size <= room
+        ]
+    return found
 
 
-def _firsts(costs: Costs, classes: list[IntArray]) -> Iterator[tuple[StateArray, float]]:
-    """Caches, the rest and so many of the first class, and the phase of the spread."""
+def _firsts(costs: Costs, one: IntArray, other: IntArray) -> Iterator[tuple[StateArray, float]]:
+    """Caches, the rest and so many of the one class, and the phase of the spread."""
     rest = np.ones(costs.n_units, dtype=bool)
-    rest[np.concatenate(classes)] = False
+    rest[np.concatenate([one, other])] = False
     small = costs.n_units <= SMALL_UNITS
-    for with_rest in (True, False) if small and rest.any() else (True,):
-        for count in _counts(len(classes[0]), len(classes[0]) + 1 if small else FEW_COUNTS):
+    for others, caches in _around(costs, small and bool(rest.any())):
+        for count in _counts(len(one), len(one) + 1 if small else FEW_COUNTS):
             for phase in PHASES if small else PHASES[:1]:
-                state = np.where(rest, EVERYTHING if with_rest else NOTHING, np.where(costs.kv_bytes > 0, KV, NOTHING))
-                state[_even(classes[0], count, phase)] = EVERYTHING
+                state = np.where(rest, others, np.where(costs.kv_bytes > 0, caches, NOTHING))
+                state[_even(one, count, phase)] = EVERYTHING
                 yield state.astype(np.int8), phase
+
+
+def _around(costs: Costs, small: bool) -> list[tuple[int, int]]:
+    """(the rest, caches): all kept; in small models caches alone; nothing, where caches can stream instead."""
+    streamed = [(NOTHING, NOTHING)] if costs.capabilities.kv_streaming else []
+    return [(EVERYTHING, KV), *([(NOTHING, KV)] if small else []), *streamed]
 
 
 def _heaviest(costs: Costs) -> list[IntArray]:

@@ -17,7 +17,7 @@ from .hardware import Machine
 from .kernels import Kernels, Roofline
 from .orders import TierOrders
 from .pipeline import StepTrace, trace_step
-from .problem import Solution, StateArray, Task, default_effort, state_bytes
+from .problem import Solution, StateArray, Task, default_effort, search_efforts, state_bytes
 from .search import search
 from .work import ModelWork
 from .workload import Workload, decode_weights, prefill_weights, tier_points
@@ -156,6 +156,12 @@ def make_plan(
     """The plan for a budget; everything on the CPU where nothing fits. Never above the budget."""
     task = planning.task(budget_bytes if planning.machine.has_device else 0, effort, enough)
     return Plan(planning, task, search(task, keep))
+
+
+def settled_plan(planning: Planning, budget_bytes: int) -> Plan:
+    """What a broker comes to: the best of its searches, the one within a frame's time and the longer one."""
+    plans = [make_plan(planning, budget_bytes, effort=effort) for effort in search_efforts(planning.costs.n_units)]
+    return min(plans, key=lambda plan: plan.solution.objective)
 
 
 def minimum_bytes(planning: Planning) -> int:

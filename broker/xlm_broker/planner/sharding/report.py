@@ -15,7 +15,7 @@ from .costs import CPU, EVERYTHING, KV, RESIDENT, STREAM, STREAM_KV
 from .machine import NO_PROFILE
 from .modelled import MODELLED
 from .pipeline import StepTrace
-from .plan import NS_PER_MS, Plan, Planning, make_plan, minimum_bytes, require_device
+from .plan import NS_PER_MS, Plan, Planning, minimum_bytes, require_device, settled_plan
 from .problem import simulate, stream_mode
 
 _MODE_NAMES = {CPU: "cpu", STREAM: "stream", RESIDENT: "resident", STREAM_KV: "stream with KV"}
@@ -130,7 +130,7 @@ def curve(planning: Planning, budgets: Sequence[int]) -> list[CurvePoint]:
     points: list[CurvePoint] = []
     best: Plan | None = None
     for budget in sorted(budgets):
-        plan = make_plan(planning, budget)
+        plan = settled_plan(planning, budget)
         best = plan if best is None or plan.solution.objective <= best.solution.objective else best
         points.append(CurvePoint(budget, best.decode_tps, best.ttft_ms, best.resident_bytes, best.solution.gap))
     return points

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from xlm_broker.planner.sharding.costs import EVERYTHING, RESIDENT, Capabilities
 from xlm_broker.planner.sharding.plan import make_plan
+from xlm_broker.planner.sharding.planner import engine_capabilities
 from xlm_broker.planner.sharding.problem import Solution, Task, on_cpu, ring_for, state_bytes, stream_mode
 from xlm_broker.planner.sharding.report import tier_reports
 from xlm_broker.planner.sharding.search import _Order, _Proposal, _starts, search
@@ -175,3 +176,14 @@ def test_streaming_a_cache_is_only_another_option() -> None:
             plain = make_plan(examples.planning(examples.SPARSE, row), gib << 30)
             able = examples.planning(examples.SPARSE, row, capabilities=Capabilities(kv_streaming=True))
             assert make_plan(able, gib << 30).solution.objective <= plain.solution.objective * 1.03
+
+
+def test_a_larger_budget_is_never_worth_less() -> None:
+    """A small model whose output matrix and caches weigh as much as its layers: no cache kept is best there."""
+    small = {
+        "n_layer": 30, "n_embd": 576, "n_head": 9, "n_head_kv": 3, "head_dim": 64, "n_ff": 1536, "n_vocab": 49152,
+        "weights": "Q4_1",
+    }  # fmt: skip
+    planning = examples.planning(small, examples.DESKTOP, n_ctx=2048, capabilities=engine_capabilities())
+    found = [make_plan(planning, budget * examples.MIB).solution.objective for budget in range(16, 160, 8)]
+    assert all(after <= before * (1 + GOAL) for before, after in pairwise(found))
