@@ -23,6 +23,13 @@ RING_PIECES = 2  # one piece computes while the next is copied
 # What a sub-layer keeps on the device, for all tiers: nothing, its KV cache, everything.
 NOTHING, KV, EVERYTHING = 0, 1, 2
 
+CACHE_COPIES: Final = 2  # K and V
+# Graphs that a sub-layer is submitted as: the parts of what is streamed come apart where the ring is short, attention
+# whose cache is in the ring has one for what reads it, and of resident ones neighbours are joined.
+STREAM_SUBMISSIONS: Final = 2.0
+CACHE_SUBMISSIONS: Final = 3.0
+RESIDENT_SUBMISSIONS: Final = 0.5
+
 MAX_BYTES: Final = 1 << 62  # of a whole model; what the arrays below hold
 
 FloatArray = NDArray[np.float64]
@@ -190,7 +197,8 @@ def _tier(
     shape = (N_MODES, len(units))
     compute, busy, upload, link_share = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.ones(shape)
     for i, unit in enumerate(units):
-        compute[:, i] = busy[:, i] = unit_ns(unit, point, kernels, "gpu")
+        compute[:, i] = unit_ns(unit, point, kernels, "gpu") + machine.submit_ns * _submissions(unit)
+        busy[:, i] = compute[:, i]
         compute[CPU, i] = unit_ns(unit, point, kernels, "cpu")
         busy[CPU, i] = max(float(compute[CPU, i]), unit_ns(unit, point, kernels, "cpu_busy"))
         link_share[CPU, i] = machine.link_under_cpu_share
@@ -213,7 +221,7 @@ def _fill_uploads(
     compute: FloatArray, busy: FloatArray, upload: FloatArray, link_share: FloatArray, i: int, unit: Unit,
     point: TierPoint, machine: Machine, capabilities: Capabilities,
 ) -> None:  # fmt: skip
-    whole = 1e9 * unit.device_bytes / machine.link_bytes_s
+    whole = 1e9 * unit.device_bytes / machine.link_bytes_s + machine.copy_ns * _matrices(unit)
     share = unit.experts[0].used_share(point.tokens) if unit.experts else 1.0
     upload[STREAM, i] = whole
     if capabilities.expert_granular and share < 0.5:  # which ones is known only after the router: the step waits
@@ -221,7 +229,22 @@ def _fill_uploads(
         compute[STREAM, i] += whole * share + machine.link_latency_ns
         busy[STREAM, i], upload[STREAM, i] = compute[STREAM, i], 0.0
         link_share[STREAM, i] = alone / compute[STREAM, i]
-    cache = unit.attention.kv_bytes_per_token * point.depth if unit.attention else 0.0
-    for array in (compute, busy, link_share):
-        array[STREAM_KV, i] = array[STREAM, i]
-    upload[STREAM_KV, i] = upload[STREAM, i] + 1e9 * cache / machine.link_bytes_s
+    if unit.attention is None:
+        for array in (compute, busy, link_share, upload):
+            array[STREAM_KV, i] = array[STREAM, i]
+        return
+    cache = unit.attention.kv_bytes_per_token * point.depth
+    upload[STREAM_KV, i] = whole + 1e9 * cache / machine.link_bytes_s + machine.copy_ns * CACHE_COPIES
+
+
+def _matrices(unit: Unit) -> int:
+    """Copies that its weights take."""
+    return max(1, len(unit.matmuls) + len(unit.experts))
+
+
+def _submissions(unit: Unit) -> FloatArray:
+    """[mode]"""
+    apart = min(STREAM_SUBMISSIONS, _matrices(unit))
+    found = np.array([0.0, apart, RESIDENT_SUBMISSIONS, apart])
+    found[STREAM_KV] = CACHE_SUBMISSIONS if unit.attention else apart
+    return found

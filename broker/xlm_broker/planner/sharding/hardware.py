@@ -82,6 +82,7 @@ CPU_OP_THREAD_NS: Final = 400.0  # ... and its barrier, for each thread
 LINK_LATENCY_NS: Final = 10_000.0  # a small copy and its synchronisation with the host
 LINK_UNDER_CPU_SHARE: Final = 0.95  # DMA has priority at the memory controller
 PAGEABLE_BYTES_S: Final = 12e9  # staging through a pinned buffer is bound by one core's memcpy
+COPY_NS: Final = 2_000.0  # a copy of many that are queued, besides its bytes: a descriptor, and a gap on the bus
 HOST_SYNC_NS: Final = 15_000.0  # a change between CPU and device: launch, event, wake-up
 STEP_NS: Final = 300_000.0  # outside the graph: sampling, batch set-up
 
@@ -101,9 +102,11 @@ class Machine:
     link_bytes_s: float
     link_under_cpu_share: float = LINK_UNDER_CPU_SHARE
     link_latency_ns: float = LINK_LATENCY_NS
+    copy_ns: float = COPY_NS  # of each copy, where many are queued
     pageable_bytes_s: float = PAGEABLE_BYTES_S
     host_sync_ns: float = HOST_SYNC_NS
     launch_ns: float = GPU_LAUNCH_NS
+    submit_ns: float = 0.0  # of each graph that the device is given
     step_ns: float = STEP_NS
     has_device: bool = True  # else everything is computed on the CPU, whatever the budget
 

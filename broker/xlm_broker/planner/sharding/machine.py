@@ -80,7 +80,19 @@ def _with_link(machine: Machine, profile: MachineProfile, threads: int) -> Machi
         pageable_bytes_s=_fastest(profile.links, "h2d", "pageable", 0) or machine.pageable_bytes_s,
         link_latency_ns=float(min((p.ns for p in profile.links if p.size_bytes <= 1 << 16), default=10_000)),
         host_sync_ns=float(min(graph)) if graph else machine.host_sync_ns,
+        copy_ns=_queued_copy(profile.links, machine.copy_ns),
     )
+
+
+def _queued_copy(points: Iterable[LinkPoint], default: float) -> float:
+    """What each copy of a queue costs besides its bytes: those of two sizes were timed while the CPU computed."""
+    found = []
+    for threads in {p.cpu_threads for p in points if p.cpu_threads > 0}:
+        queue = sorted((p.size_bytes, p.ns) for p in points if (p.direction, p.cpu_threads) == ("h2d", threads))
+        if len(queue) > 1:
+            (small, small_ns), (large, large_ns) = queue[0], queue[-1]
+            found.append((small_ns * large - large_ns * small) / (large - small))
+    return max(0.0, min(found)) if found else default
 
 
 def _fastest(points: Iterable[LinkPoint], direction: Direction, memory: Memory, cpu_threads: int) -> float | None:

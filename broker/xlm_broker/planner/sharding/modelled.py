@@ -33,7 +33,7 @@ SIM_GRAPH_LAUNCH_NS: Final = 5_000.0
 class CardRates:
     """Rates per second, sizes in bytes, times in ns. The fields of xlm_sim_config in modelled mode.
 
-    ``graph_launch_ns``: for each submission, that is each change from CPU to device.
+    ``graph_launch_ns``: for each submission.
     """
 
     flops_s: float
@@ -85,9 +85,10 @@ def modelled_machine(
         device_flops_s=card.flops_s,
         link_bytes_s=card.link_bytes_s,
         link_latency_ns=card.link_latency_ns,
+        copy_ns=card.link_latency_ns,  # the virtual link adds it to every copy
         pageable_bytes_s=min(card.link_bytes_s, base.pageable_bytes_s),
         launch_ns=card.op_launch_ns,
-        host_sync_ns=base.host_sync_ns + card.graph_launch_ns,
+        submit_ns=card.graph_launch_ns,
     )
     return machine, Modelled(card, kernels or Roofline(machine)), notes
 
