@@ -33,7 +33,8 @@ TraceLabel label_of(const GraphInfo & info, int first, int last) {
 Executor::Outcome Executor::run_plan(ggml_cgraph & graph, const GraphInfo & info, Plan & plan,
                                      const PlanLimits & limits) {
     const uint64_t ahead_bytes = core_.upload_pace.cost_within(kRingAheadNs);
-    if (plan.uses_device && !core_.cache.ring.begin(plan.stream_order, ahead_bytes)) return Outcome::lost;
+    Ring & ring = core_.cache.ring;
+    if (plan.uses_device && !ring.begin(plan.stream_order, ahead_bytes, plan.ring_cache_bytes)) return Outcome::lost;
     for (size_t s = 0; s < plan.segments.size();) {
         const Segment & segment = plan.segments[s];
         if (!rest_at_border() || !serve_at_border(info, plan, segment)) return Outcome::lost;

@@ -81,6 +81,7 @@ struct Plan {
     uint32_t n_experts_whole = 0; // units of experts that are not handled by expert
     std::vector<Segment> segments;
     std::vector<Streamed> stream_order;
+    uint64_t ring_cache_bytes = 0;        // of the ring, for caches alone
     std::vector<ggml_tensor> shadows;     // device places of activation roots, by root
     InputPack pack;                       // of those, what goes up as one
     std::deque<ggml_tensor> view_shadows; // of views of weights

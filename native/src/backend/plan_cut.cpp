@@ -62,7 +62,7 @@ void Planner::cut() {
             if (seen_work_) segment = &open(i);
             segment->on_device = true;
             segment->pieces.push_back({nullptr, 0, 0, kv->bytes, kv->states});
-            piece_bytes_ += kv->bytes;
+            if (plan_.ring_cache_bytes == 0) piece_bytes_ += kv->bytes;
         }
         if (info_.vision && !node.view && segment->on_device) {
             if (seen_work_ && cut_between(info_, info_.nodes[static_cast<size_t>(last_work_)], node))
@@ -108,7 +108,7 @@ bool Planner::open_by_rows(int i) {
         if (!root.weight) continue;
         const bool in_place = !streams(root.weight);
         const int64_t at_once =
-            in_place ? rows_in_time(i, root) : rows_at_once(*root.weight, root.by_rows, cache_.ring.capacity_bytes());
+            in_place ? rows_in_time(i, root) : rows_at_once(*root.weight, root.by_rows, weight_room());
         if (at_once == 0) continue;
         const bool begins = seen_work_ && info_.nodes[static_cast<size_t>(last_work_)].owner != node.owner;
         if (begins && plan_.segments.back().on_device)
@@ -170,8 +170,6 @@ int Planner::reads_weights_for(int i) const {
     return embedding ? embedding->product : i;
 }
 
-// Pieces of a segment stay in the ring until it is submitted: a segment takes at most a
-// quarter of it, so that the next ones can be uploaded meanwhile.
 void Planner::add_pieces(int i) {
     const Node & node = info_.nodes[static_cast<size_t>(reads_weights_for(i))];
     std::vector<Streamed> pieces = new_pieces(node);
@@ -181,9 +179,8 @@ void Planner::add_pieces(int i) {
         bytes += piece.bytes;
     const Segment & open_segment = plan_.segments.back();
     // A run in tiles is worth more: cut in two, what lies between would be there as a whole.
-    const uint64_t share = open_segment.run >= 0 ? 2 : 4;
-    const bool full =
-        piece_bytes_ + bytes > cache_.ring.capacity_bytes() / share || open_segment.pieces.size() >= kMaxPieces;
+    const uint64_t most = open_segment.run >= 0 ? weight_room() / 2 : segment_bytes_;
+    const bool full = piece_bytes_ + bytes > most || open_segment.pieces.size() >= kMaxPieces;
     if (!open_segment.pieces.empty() && full && i > open_segment.first) {
         open(i).on_device = true;
         plan_.segments.back().run = node.run;

@@ -7,6 +7,7 @@ namespace xlm {
 
 namespace {
 
+constexpr uint64_t kCachePlaces = 2;
 constexpr int64_t kLeastRows = 16; // of a part of a matrix: what kernels like to take at once
 
 } // namespace
@@ -165,16 +166,43 @@ uint64_t Planner::least_piece_bytes(const Weight & weight, bool by_rows) const {
 
 void Planner::place_streams() {
     uint64_t largest = 0;
-    for (size_t u = 0; u < needs_.size(); u++) {
-        const UnitNeeds & needs = needs_[u];
-        for (size_t w = 0; device_units_[u] && w < needs.weights.size(); w++) {
-            const uint64_t bytes = least_piece_bytes(*needs.weights[w], needs.by_rows[w]);
-            if (streams(needs.weights[w]) && bytes <= limits_.ring_bytes) largest = std::max(largest, bytes);
-        }
-        if (device_units_[u] && needs.kv.bytes <= limits_.ring_bytes) largest = std::max(largest, needs.kv.bytes);
-    }
+    each_streamed_weight([&](const Weight & weight, bool by_rows) {
+        const uint64_t bytes = least_piece_bytes(weight, by_rows);
+        if (bytes <= limits_.ring_bytes) largest = std::max(largest, bytes);
+    });
+    for (size_t u = 0; u < needs_.size(); u++)
+        if (device_units_[u] && needs_[u].kv.bytes <= limits_.ring_bytes)
+            largest = std::max(largest, needs_[u].kv.bytes);
     if (largest > 0) cache_.place_ring(limits_.ring_bytes, largest);
     keep_copied_or_streamed();
+}
+
+// Of what goes through the ring as a whole; the parts of other matrices follow from its size.
+uint64_t Planner::largest_whole_weight(uint64_t ring_bytes) const {
+    uint64_t largest = 0;
+    each_streamed_weight([&](const Weight & weight, bool by_rows) {
+        const bool whole = rows_at_once(weight, by_rows, ring_bytes) == 0;
+        largest = std::max(largest, whole ? weight.device_bytes : bytes_of_rows(weight, kLeastRows));
+    });
+    return largest;
+}
+
+// Places for two caches, one to compute with and one on its way, or for one, if that leaves two pieces of weights.
+// Pieces of a segment stay in the ring until it is submitted: a segment takes at most a quarter of their part, so that
+// the next ones can be uploaded meanwhile, or as much as the largest matrix.
+void Planner::share_out_ring() {
+    uint64_t largest = 0, places = 0;
+    for (size_t u = 0; u < needs_.size(); u++) {
+        if (!device_units_[u] || needs_[u].kv.bytes == 0) continue;
+        const uint64_t alignment = inner_.alignment();
+        largest = std::max(largest, (needs_[u].kv.bytes + alignment - 1) / alignment * alignment);
+        places = std::min(places + 1, kCachePlaces);
+    }
+    const uint64_t capacity = cache_.ring.capacity_bytes(), weight = largest_whole_weight(capacity);
+    while (places > 0 && places * largest + 2 * weight > capacity)
+        places--;
+    plan_.ring_cache_bytes = places * largest;
+    segment_bytes_ = std::max(weight_room() / 4, std::min(weight_room() / 2, weight));
 }
 
 void Planner::keep_copied_or_streamed() {
@@ -185,6 +213,7 @@ void Planner::keep_copied_or_streamed() {
                 return false;
         return needs.kv.bytes <= capacity;
     });
+    share_out_ring();
 }
 
 void Planner::place_states() {

@@ -86,6 +86,15 @@ private:
     int64_t rows_at_once(const Weight & weight, bool by_rows, uint64_t ring_bytes) const;
     uint64_t least_piece_bytes(const Weight & weight, bool by_rows) const;
     void place_streams();
+    void share_out_ring();
+    template <typename Visit>
+    void each_streamed_weight(Visit visit) const {
+        for (size_t u = 0; u < needs_.size(); u++)
+            for (size_t w = 0; device_units_[u] && w < needs_[u].weights.size(); w++)
+                if (streams(needs_[u].weights[w])) visit(*needs_[u].weights[w], needs_[u].by_rows[w] != 0);
+    }
+    uint64_t largest_whole_weight(uint64_t ring_bytes) const;
+    uint64_t weight_room() const { return cache_.ring.capacity_bytes() - plan_.ring_cache_bytes; }
     void keep_copied_or_streamed();
     void place_states();
 
@@ -159,6 +168,7 @@ private:
     std::vector<UnitNeeds> needs_;
     std::vector<uint8_t> device_units_, on_device_;
     uint64_t piece_bytes_ = 0, open_cost_ = 0;
+    uint64_t segment_bytes_ = 0;                      // of weights in the ring
     uint64_t scratch_bytes_ = 0;                      // of a vision graph
     std::map<int64_t, uint64_t> exact_scratch_bytes_; // by patches of a tile, where a layout did not fit
     int last_work_ = 0;                               // of the open segment: its last node that does something

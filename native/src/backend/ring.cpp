@@ -17,15 +17,35 @@ void let_go(ggml_tensor & shadow, const ggml_backend_buffer * ring) {
 } // namespace
 
 bool Ring::ensure(uint64_t bytes, uint64_t largest, const LedgerView & view) {
-    if (present()) return allocator_.capacity_bytes() >= largest;
+    if (present()) return capacity_bytes() >= largest;
     const uint64_t left = view.budget_bytes > view.used_bytes ? view.budget_bytes - view.used_bytes : 0;
     const uint64_t least = std::max(2 * largest, bytes / 4); // smaller parts than that cost more than the CPU does
     if (bytes > left) bytes = left >= least ? left / inner_.alignment() * inner_.alignment() : 0;
     if (bytes < largest || bytes == 0) return false;
     buffer_ = inner_.allocate(Purpose::ring, bytes);
     if (!buffer_) return false;
-    allocator_ = RingAllocator(bytes);
+    weights_ = RingAllocator(bytes);
     return true;
+}
+
+// Between weights a cache is one very large piece: where all take the next place, it finds none until most of them are
+// gone. So it has places of its own.
+void Ring::share_out(uint64_t cache_bytes) {
+    if (cache_bytes == caches_.capacity_bytes()) return;
+    forget();
+    weights_ = RingAllocator(capacity_bytes() - cache_bytes);
+    caches_ = RingAllocator(cache_bytes);
+}
+
+RingAllocator & Ring::allocator_of(const Streamed & what) {
+    return !what.states.empty() && caches_.capacity_bytes() > 0 ? caches_ : weights_;
+}
+
+std::optional<RingSpan> Ring::place(const Streamed & what) {
+    RingAllocator & allocator = allocator_of(what);
+    std::optional<RingSpan> span = allocator.allocate(what.bytes);
+    if (span && &allocator == &weights_) span->offset += caches_.capacity_bytes();
+    return span;
 }
 
 void Ring::forget() {
@@ -36,7 +56,8 @@ void Ring::forget() {
     ahead_bytes_ = 0;
     order_.clear();
     next_ = left_ = 0;
-    allocator_ = RingAllocator(allocator_.capacity_bytes());
+    weights_ = RingAllocator(weights_.capacity_bytes());
+    caches_ = RingAllocator(caches_.capacity_bytes());
     // retired_ stays: work under way may still read those places.
 }
 
@@ -44,10 +65,11 @@ void Ring::drop() {
     forget();
     retired_.clear();
     buffer_.reset();
-    allocator_ = RingAllocator(0);
+    weights_ = caches_ = RingAllocator(0);
 }
 
-bool Ring::begin(const std::vector<Streamed> & order, uint64_t max_ahead_bytes) {
+bool Ring::begin(const std::vector<Streamed> & order, uint64_t max_ahead_bytes, uint64_t cache_bytes) {
+    share_out(cache_bytes);
     max_ahead_bytes_ = max_ahead_bytes;
     held_ = false;
     bool matches = pieces_.size() <= order.size();
@@ -72,7 +94,7 @@ bool Ring::pump(size_t n_needed) {
         if (left_ == 0 && !what.states.empty()) return true;
         const bool needed = pieces_.size() < n_needed;
         if (!needed && (held_ || ahead_bytes_ + what.bytes > max_ahead_bytes_)) return true;
-        const auto span = allocator_.allocate(what.bytes);
+        const auto span = place(what);
         if (!span) return true;
         next_ = (next_ + 1) % order_.size();
         left_ -= left_ > 0 ? 1 : 0;
@@ -211,8 +233,8 @@ bool Ring::retire(size_t n_pieces) {
         retired_.push_back({pieces_.front().span, read, states, fetched});
         ahead_bytes_ -= pieces_.front().what.bytes;
         let_go_of(pieces_.front());
+        allocator_of(pieces_.front().what).pop_front();
         pieces_.pop_front();
-        allocator_.pop_front();
     }
     while (retired_.size() > kMaxRetired) { // long done; the upload stream is told so
         const Retired oldest = retired_.front();

@@ -36,7 +36,7 @@ public:
 
     // A ring of `bytes`, or of what the budget leaves if that is a quarter of it and holds two pieces of `largest`.
     bool ensure(uint64_t bytes, uint64_t largest, const LedgerView & view);
-    uint64_t capacity_bytes() const { return allocator_.capacity_bytes(); }
+    uint64_t capacity_bytes() const { return weights_.capacity_bytes() + caches_.capacity_bytes(); }
     bool present() const { return static_cast<bool>(buffer_); }
     void forget(); // its pieces; waits for uploads under way
     void drop();   // the memory too
@@ -45,7 +45,8 @@ public:
     void begin_graph();
     // What the coming graph streams, in order. Pieces already there are kept as far as they match.
     // At most `max_ahead_bytes` (or one piece) are queued ahead: a reclaim waits for them.
-    bool begin(const std::vector<Streamed> & order, uint64_t max_ahead_bytes);
+    // `cache_bytes` of the ring are for caches alone (0: they share the ring with weights).
+    bool begin(const std::vector<Streamed> & order, uint64_t max_ahead_bytes, uint64_t cache_bytes);
     // Points the shadows of the next pieces at their places and makes compute wait for them.
     bool acquire(const Streamed * wanted, size_t n_wanted);
     // From here on, or not any more: only what is acquired is queued. Something that nobody may wait behind is about
@@ -73,6 +74,9 @@ private:
     // Queues uploads as far as there is room, into the next step if need be; the first `n_needed` in any case, and
     // while it is held nothing else.
     bool pump(size_t n_needed = 1);
+    RingAllocator & allocator_of(const Streamed & what);
+    std::optional<RingSpan> place(const Streamed & what);
+    void share_out(uint64_t cache_bytes);
     bool upload(const Streamed & what, const RingSpan & span);
     bool send_weight(Piece & piece, bool padded);
     bool send_states(const Piece & piece);
@@ -85,7 +89,7 @@ private:
     Inner & inner_;
     Stats & stats_;
     DeviceBuffer buffer_;
-    RingAllocator allocator_;
+    RingAllocator weights_, caches_; // the ring's end, and its beginning
     std::vector<Streamed> order_;
     uint64_t max_ahead_bytes_ = 0, ahead_bytes_ = 0; // of pieces_
     size_t next_ = 0;                                // into order_, the next piece to upload

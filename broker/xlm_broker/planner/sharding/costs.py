@@ -24,6 +24,7 @@ RING_PIECES = 2  # one piece computes while the next is copied
 NOTHING, KV, EVERYTHING = 0, 1, 2
 
 CACHE_COPIES: Final = 2  # K and V
+CACHE_PLACES: Final = 2  # the most that the ring has for caches alone: one is read while the next one is uploaded
 # Graphs that a sub-layer is submitted as: the parts of what is streamed come apart where the ring is short, attention
 # whose cache is in the ring has one for what reads it, and of resident ones neighbours are joined.
 STREAM_SUBMISSIONS: Final = 2.0
@@ -82,6 +83,9 @@ class Costs:
     capabilities: Capabilities
     alike: NDArray[np.int64]  # [unit] equal numbers: equal in everything above
     window_bytes: NDArray[np.int64] | int = 0  # [unit] of the ring, for experts: what a unit streams lies beside it
+    cache_read: FloatArray | float = 0.0  # [tier, unit] of STREAM_KV: computed once its cache is there
+    cache_first: FloatArray | float = 0.0  # [unit] uploaded before the cache, and behind it
+    cache_last: FloatArray | float = 0.0
 
     @cached_property
     def slowdown(self) -> FloatArray:
@@ -94,6 +98,9 @@ class Costs:
         where nothing is uploaded: its last piece, or all but its first one, still has to be computed."""
         piece = self.piece_share
         lead = np.maximum(self.compute - self.upload * (1.0 - piece), self.compute * piece)
+        kv, first = np.asarray(self.compute[:, STREAM_KV]), np.asarray(self.cache_first)
+        behind = np.maximum(kv - self.upload[:, STREAM_KV] + first, self.cache_read - self.cache_last)
+        lead[:, STREAM_KV] = np.where(first > 0, behind, lead[:, STREAM_KV])
         return np.where(self.upload > 0, lead, -np.inf)
 
     @cached_property
@@ -112,14 +119,23 @@ class Costs:
         return self.plain_ring_bytes + self.kv_bytes
 
     @cached_property
+    def ring_of_most(self) -> int:
+        """The least ring that takes the pieces of any sub-layer that others are alike."""
+        first, count = self.classes
+        usual = first[count > 1] if (count > 1).any() else first
+        return int(self.plain_ring_bytes[usual].max(initial=0))
+
+    @cached_property
     def plain_ring_bytes(self) -> NDArray[np.int64]:
         """[unit] the least ring that takes its pieces."""
         return np.asarray(RING_PIECES * self.piece_bytes + self.window_bytes, dtype=np.int64)
 
     @cached_property
     def ring_needs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The different least rings, ascending: for units without their caches, and with those that have one."""
-        return np.unique(self.plain_ring_bytes), np.unique(self.kv_ring_bytes[self.cached])
+        """The different least rings, ascending: for units without their caches, and with those that have one, with one
+        or two places beside the weights of other sub-layers."""
+        beside = [n * self.kv_bytes[self.cached] + self.ring_of_most for n in (1, CACHE_PLACES)]
+        return np.unique(self.plain_ring_bytes), np.unique(np.concatenate([self.kv_ring_bytes[self.cached], *beside]))
 
     @cached_property
     def cached(self) -> NDArray[np.bool_]:
@@ -164,11 +180,15 @@ def build_costs(
     weights = np.array([u.device_bytes for u in work.units], dtype=np.int64)
     pieces = np.minimum(np.array([u.piece_bytes or u.device_bytes for u in work.units], dtype=np.int64), weights)
     hop = np.array([_hop(work, machine, point) for point in points])
+    behind = np.array([_behind_cache(unit, machine) for unit in distinct])
+    before = np.where(behind > 0, np.maximum(filled[0][2][STREAM] - behind, 0.0), 0.0)
+    read = np.array([[_cache_read(unit, point, kernels) for unit in distinct] for point in points])
     return Costs(
         points=tuple(points), compute=compute, busy=busy, upload=upload, link_share=link_share,
         piece_share=pieces / np.maximum(weights, 1), hop_up=hop, hop_down=hop, step=machine.step_ns,
         weight_bytes=weights, kv_bytes=np.array([u.kv_bytes for u in work.units], dtype=np.int64), piece_bytes=pieces,
         link_bytes_ns=machine.link_bytes_s / 1e9, capabilities=capabilities, alike=which,
+        cache_read=read[:, which], cache_first=before[which], cache_last=behind[which],
     )  # fmt: skip
 
 
@@ -235,6 +255,22 @@ def _fill_uploads(
         return
     cache = unit.attention.kv_bytes_per_token * point.depth
     upload[STREAM_KV, i] = whole + 1e9 * cache / machine.link_bytes_s + machine.copy_ns * CACHE_COPIES
+
+
+def _behind_cache(unit: Unit, machine: Machine) -> float:
+    """Of a streamed cache's unit, ns of the link: the matrix that is applied to what was read."""
+    if unit.attention is None or not unit.matmuls:
+        return 0.0
+    return 1e9 * unit.matmuls[-1].weight_bytes / machine.link_bytes_s + machine.copy_ns
+
+
+def _cache_read(unit: Unit, point: TierPoint, kernels: Kernels) -> float:
+    """ns on the device for which the cache is needed, and of what follows."""
+    if unit.attention is None:
+        return 0.0
+    tokens = float(point.tokens)
+    reading = kernels.attention("gpu", unit.attention, tokens, point.depth + (tokens + 1.0) / 2.0)
+    return reading + sum(kernels.matmul("gpu", op, tokens) for op in unit.matmuls[-1:])
 
 
 def _matrices(unit: Unit) -> int:

@@ -16,6 +16,11 @@ and for sub-layer i with compute time d, upload u and W = the sum of uploads up 
 
 The ring R bounds how far the link may run ahead of the computation; ``slowdown`` is that of a CPU sub-layer under
 DMA, ``share`` what is left of the link's rate meanwhile. Activations travel first: a hop stops the uploads.
+
+A streamed KV cache is one piece with a place of its own in the ring, of which there are none, one or two
+(``cache_places``): no upload goes past the beginning of a cache whose place is not free, weights run ahead as far as
+their part of the ring, and its unit needs all of it before attention. Without a place of its own a cache finds room
+once everything before it is computed.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from .costs import CPU, STREAM_KV, Costs, FloatArray
+from .costs import CACHE_PLACES, CPU, RESIDENT, STREAM_KV, Costs, FloatArray
 
 IntArray = NDArray[np.int64]
 ModeArray = NDArray[np.uint8]
@@ -64,10 +69,14 @@ class _Rows:
         self.fixed = costs.step + hop_times(costs, tier, modes)
         able = costs.capabilities.ring_across_steps
         ahead = np.minimum(ring_ns, _before_caches(costs, modes, until - upload, self.total)) if able else 0.0
+        rows = np.flatnonzero((modes == STREAM_KV).any(axis=1)) if costs.capabilities.kv_streaming else np.arange(0)
+        uploads = upload[:, rows]
         self.need = costs.lead.take(flat)
         self.need += until
         until += ring_ns
         limit = np.minimum(until, self.total + ahead, out=until)
+        if len(rows):
+            limit[:, rows] = np.minimum(limit[:, rows], _cache_limits(costs, modes[rows], ring_ns[rows], uploads))
         self.least, self.most = _clamps(self.need, limit, self.moved)
 
     def left_over(self) -> FloatArray:
@@ -130,6 +139,40 @@ def _before_caches(costs: Costs, modes: ModeArray, before: FloatArray, total: Fl
     return np.where(caches[row, first], before[first, row], total)
 
 
+def cache_places(costs: Costs, modes: ModeArray, ring_ns: FloatArray) -> IntArray:
+    """[row] places for caches alone: as many as leave two of the largest pieces of weights, two at most."""
+    caches = np.where(modes == STREAM_KV, costs.kv_bytes, 0).max(axis=1, initial=0)
+    weights = np.where((modes != CPU) & (modes != RESIDENT), costs.plain_ring_bytes, 0).max(axis=1, initial=0)
+    ring_bytes = np.rint(ring_ns * costs.link_bytes_ns).astype(np.int64)
+    return np.asarray(np.clip((ring_bytes - weights) // np.maximum(caches, 1), 0, CACHE_PLACES), dtype=np.int64)
+
+
+def _cache_limits(costs: Costs, modes: ModeArray, ring_ns: FloatArray, upload: FloatArray) -> FloatArray:
+    """[unit, row] how far uploads may be while a unit runs: weights as far as their part of the ring allows, and not
+    past the first cache that has no place yet."""
+    caches = np.ascontiguousarray((modes == STREAM_KV).T)
+    rows, until = len(modes), upload.cumsum(axis=0)
+    of_cache = np.where(caches, upload - (np.asarray(costs.cache_first) + costs.cache_last).reshape(-1, 1), 0.0)
+    weights = until - of_cache.cumsum(axis=0)
+    nth = caches.cumsum(axis=0) - caches
+    unit, row = np.nonzero(caches)
+    ahead = np.full((3, int(nth[-1].max()) + CACHE_PLACES + 2, rows), np.inf)  # of each cache, and behind the last
+    at = (nth[unit, row], row)
+    ahead[0][at], ahead[2][at] = (until - upload)[unit, row], of_cache[unit, row]
+    ahead[1][at] = (weights - upload + of_cache)[unit, row]
+    begin, before, size = ahead.reshape(3, -1)
+    places = cache_places(costs, modes, ring_ns)
+    room = ring_ns - places * np.where(caches.T, costs.kv_bytes, 0).max(axis=1) / costs.link_bytes_ns
+    flat = nth * rows + np.arange(rows)
+    following, limit = flat + caches * rows, until + room
+    for place in range(CACHE_PLACES):
+        index = following + place * rows
+        fits = (before.take(index) - weights <= room) & (places > place)
+        limit += np.where(fits, size.take(index), 0.0)
+    most = begin.take(flat + np.maximum(places, caches) * rows)
+    return np.asarray(np.minimum(limit, most), dtype=np.float64)
+
+
 def hop_times(costs: Costs, tier: IntArray, modes: ModeArray) -> FloatArray:
     """Sum of activation hops of each row: a step begins and ends on the host."""
     device = modes != CPU
@@ -187,10 +230,14 @@ def _trace(costs: Costs, tier: int, modes: ModeArray, ring_ns: float, done: floa
     caches = np.flatnonzero(modes == STREAM_KV)
     early = sum(uploads[: caches[0]]) if len(caches) else total
     most = total + (min(ring_ns, early) if costs.capabilities.ring_across_steps else 0.0)
+    limits = [most] * len(uploads)
+    if costs.capabilities.kv_streaming and len(caches):
+        found = _cache_limits(costs, modes[None], np.array([ring_ns]), np.array(uploads)[:, None])
+        limits = np.minimum(found[:, 0], most).tolist()
     for i, mode in enumerate(int(m) for m in modes):
         hop = 0.0 if (mode != CPU) == device else float((costs.hop_down if device else costs.hop_up)[tier])
         device, until = mode != CPU, until + uploads[i]
-        segment = _segment(costs, tier, i, mode, now, hop, done, until, uploads[i], min(until + ring_ns, most))
+        segment = _segment(costs, tier, i, mode, now, hop, done, until, uploads[i], min(until + ring_ns, limits[i]))
         segments.append(segment)
         now, done = segment.end, segment.uploaded
     last_hop = float(costs.hop_down[tier]) if device else 0.0
@@ -202,9 +249,7 @@ def _segment(
     limit: float,
 ) -> Segment:  # fmt: skip
     compute, share = float(costs.compute[tier, mode, i]), float(costs.link_share[tier, mode, i])
-    piece = float(costs.piece_share[i]) if upload > 0 else 0.0
-    first = max(0.0, until - upload * (1.0 - piece) - done)
-    lasting = max(first + compute, max(0.0, until - done) + compute * piece)
+    lasting = max(compute, until + float(costs.lead[tier, mode, i]) - done)
     slowdown = max(1.0, float(costs.busy[tier, mode, i]) / max(compute, 1e-9))
     link = min(lasting * slowdown, (limit - done) / share)
     slowed = link * (1.0 - 1.0 / slowdown)

@@ -357,7 +357,7 @@ def _trimmed(task: Task, best: Solution) -> Solution:
     streamed += float(task.costs.plain_ring_bytes[by_need].max(initial=0))
     plain, with_kv = ((best.modes == mode).any(axis=0) for mode in (STREAM, STREAM_KV))
     streamed = max(streamed, float(task.costs.plain_ring_bytes[plain].max(initial=0)))
-    streamed = max(streamed, float(task.costs.kv_ring_bytes[with_kv].max(initial=0)))
+    streamed = max(streamed, float(task.costs.ring_needs[1][-1]) if with_kv.any() else 0.0)
     unused = ((best.state == EVERYTHING) & ~(best.modes == RESIDENT).any(axis=0)) | (
         (best.state == KV) & ~(best.modes == STREAM).any(axis=0)
     )

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xlm_broker.planner.sharding.costs import CPU, RESIDENT, STREAM, Capabilities, Costs
-from xlm_broker.planner.sharding.pipeline import hop_times, step_times, trace_step
+from xlm_broker.planner.sharding.costs import CPU, RESIDENT, STREAM, STREAM_KV, Capabilities, Costs
+from xlm_broker.planner.sharding.pipeline import cache_places, hop_times, step_times, trace_step
 
 from . import examples
 from .cases import make_task
@@ -138,3 +138,30 @@ def test_a_step_may_begin_with_what_the_last_one_left_in_the_ring() -> None:
     modes[0, -1] = CPU  # time at the end in which the link would rest
     ring = np.array([float(costs.upload[0, STREAM].max())])
     assert step_times(kept, np.array([0]), modes, ring)[0] < step_times(costs, np.array([0]), modes, ring)[0]
+
+
+@pytest.mark.parametrize(("places", "overlaps"), [(0.9, False), (1.0, False), (1.9, False), (2.0, True), (5.0, True)])
+def test_a_streamed_cache_waits_for_a_place_of_its_own(places: float, overlaps: bool) -> None:
+    """Sub-layers that only read a cache: the next one is uploaded meanwhile where the ring has two places for them."""
+    n, compute, upload = 5, 3e5, 2e5
+    costs = make_task(1, n, kv_streaming=True).costs
+    only_caches = np.zeros(n, dtype=np.int64)
+    costs = replace(
+        costs, compute=np.full_like(costs.compute, compute), busy=np.full_like(costs.busy, compute), step=0.0,
+        upload=np.full_like(costs.upload, upload), hop_up=np.zeros(2), hop_down=np.zeros(2), piece_bytes=only_caches,
+        kv_bytes=np.full(n, round(upload * costs.link_bytes_ns)), cache_read=np.full((2, n), compute),
+        cache_first=np.full(n, 1e-6),
+    )  # fmt: skip
+    modes, ring_ns = np.full((1, n), STREAM_KV, dtype=np.uint8), places * upload * (1 + 1e-6)
+    (time,) = step_times(costs, np.array([0]), modes, np.array([ring_ns]))
+    alone = n * (upload + compute)
+    assert time == pytest.approx(alone - (n - 1) * upload if overlaps else alone, rel=1e-6)
+    assert trace_step(costs, 0, modes[0], ring_ns).total == pytest.approx(time, rel=1e-9)
+
+
+def test_places_for_caches_are_what_weights_leave() -> None:
+    costs = make_task(3, 4, kv_streaming=True).costs
+    costs = replace(costs, kv_bytes=np.array([0, 1000, 0, 900]), piece_bytes=np.array([100, 50, 400, 50]))
+    modes = np.array([[STREAM, STREAM_KV, CPU, STREAM_KV]], dtype=np.uint8)
+    for ring_bytes, places in ((1150, 0), (1200, 1), (2150, 1), (2200, 2), (9000, 2)):
+        assert cache_places(costs, modes, np.array([ring_bytes / costs.link_bytes_ns])) == [places]
