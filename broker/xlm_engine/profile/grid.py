@@ -155,6 +155,11 @@ def tasks(facts: Facts) -> list[Task]:
     return _once(ordered)
 
 
+def repeated(facts: Facts) -> list[KernelTask]:
+    """What is measured again at the end: the given model's own kernels on the CPU, of which its plans are made."""
+    return [task for task in _model(facts) if isinstance(task, KernelTask) and task.device == "cpu"]
+
+
 def cost_s(point: KernelId | LinkId, effort_s: float) -> float:
     """Rough time that measuring a point takes: a guess that only has to be right in proportion."""
     if isinstance(point, LinkId):

@@ -16,7 +16,7 @@ from xlm_engine.profile import identity
 from xlm_engine.profile.backend import Arena, Backend
 from xlm_engine.profile.device import InnerDevice, open_inner
 from xlm_engine.profile.ggml import ggml
-from xlm_engine.profile.grid import BusyLinkTask, Facts, KernelTask, LinkTask, ModelNeeds, Task, cost_s, tasks
+from xlm_engine.profile.grid import BusyLinkTask, Facts, KernelTask, LinkTask, ModelNeeds, Task, cost_s, repeated, tasks
 from xlm_engine.profile.kernels import Kernel, Memory, Step, Unmeasurable
 from xlm_engine.profile.measure import Limits, Meter
 from xlm_engine.profile.model import model_needs
@@ -28,6 +28,7 @@ from xlm_engine.profile.wire import Begin, Channel, Done, Known, Note, Points, P
 MIB: Final = 1 << 20
 FULL: Final = Limits(Effort(budget_ns=80e6, at_least=3), longest_ns=1.5e9)
 QUICK: Final = Limits(Effort(budget_ns=60e6, at_least=3, at_most=30), longest_ns=0.25e9)
+PASSES: Final = 3  # over a model's own kernels
 _BUSY_S: Final = 0.3  # how long the CPU computes while a link point is taken
 _LOOK_S: Final = 0.3  # how long the machine is watched before the first measurement
 _SHARE_OF_FREE: Final = 3  # device memory taken for measuring: one part in so many, for weights and for activations
@@ -73,6 +74,7 @@ class Session:
         self._meters: Final[dict[str, Meter]] = {}
         self._link: Link | None = None
         self._known: set[tuple[object, ...]] = set()
+        self._measured: Final[dict[tuple[object, ...], int]] = {}  # ns, of kernels in this run
         self._cache_bytes: Final = identity.last_level_cache_bytes()
 
     # -- set-up
@@ -104,15 +106,17 @@ class Session:
             return nullcontext()
         return self._link.busy(load)
 
-    def plan(self) -> list[Task]:
-        facts = Facts(
+    def _facts(self) -> Facts:
+        return Facts(
             n_threads=self._n_threads,
             quick=self._request.quick,
             gpu="gpu" in self._meters,
             link=self._link is not None,
             model=self.needs,
         )
-        return [task for task in tasks(facts) if task.name not in self._request.skip]
+
+    def plan(self) -> list[Task]:
+        return [task for task in tasks(self._facts()) if task.name not in self._request.skip]
 
     # -- the run
 
@@ -130,6 +134,8 @@ class Session:
                 self._channel.send(Progress(done=done, total=total, left_s=left_s, what=task.name))
                 self._do(task)
                 done += count - self._cut_short(task)
+        for _ in range(PASSES - 1):
+            self._look_again([task for task in repeated(self._facts()) if task.name not in self._request.skip])
         self._say_counts()
         self._channel.send(Done(measured=done, left_out=total - done))
 
@@ -163,11 +169,27 @@ class Session:
         meter = self._meters[task.device]
         for point in meter.points(task, self._wanted):
             self._known.add(_name(point))
+            self._measured[_name(point)] = point.ns
             self._channel.send(Points(kernels=[point]))
             if self._clock.over:
                 return
         if task.warm and task.device == "cpu" and not self._clock.over:
             self._warm(meter, task)
+
+    def _look_again(self, again: list[KernelTask]) -> None:
+        """Others may have had the cores all the while a point was taken, and rarely have them each time: of passes that
+        lie some time apart the fastest counts. What an earlier run measured stays."""
+        for task in again:
+            if self._clock.over or not any(tuple(point) in self._measured for point in task.points()):
+                continue
+            self._channel.send(Begin(task=task.name))
+            for point in self._meters["cpu"].points(task, self._may_repeat):
+                if point.ns < self._measured[_name(point)]:
+                    self._measured[_name(point)] = point.ns
+                    self._channel.send(Points(kernels=[point]))
+
+    def _may_repeat(self, point: KernelId) -> bool:
+        return tuple(point) in self._measured and not self._clock.over
 
     def _warm(self, meter: Meter, task: KernelTask) -> None:
         try:
