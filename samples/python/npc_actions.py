@@ -26,7 +26,7 @@ ACTION: dict[str, Any] = {
     "properties": {
         "action": {"enum": ["open_gate", "refuse", "attack", "wait"]},
         "mood": {"enum": ["calm", "wary", "angry"]},
-        "says": {"type": "string", "maxLength": 100},
+        "says": {"type": "string", "maxLength": 60},
     },
     "required": ["action", "mood", "says"],
     "additionalProperties": False,
@@ -41,7 +41,7 @@ EVENTS = (
 
 def decide(npc: xlm.Session, event: str) -> dict[str, Any] | None:
     """What the NPC does about an event; None where the answer was cut off."""
-    reply = npc.say(event, json_schema=ACTION, max_tokens=128, temperature=0.4, seed=7)
+    reply = npc.say(event, json_schema=ACTION, max_tokens=128, temperature=0.4, repeat_penalty=1.1, seed=7)
     text = reply.text
     if reply.finish_reason != "stop":
         return None
@@ -56,7 +56,7 @@ def main(endpoint: str | None) -> None:
         with client.open_session(system=PERSONA, overflow="shift") as npc:
             for event in EVENTS:
                 print(event)
-                decided = decide(npc, event) or {"action": "wait", "mood": "calm", "says": "…"}
+                decided = decide(npc, event) or {"action": "wait", "mood": "calm", "says": "… (cut off)"}
                 print(f"  -> {decided['action']} ({decided['mood']}): {decided['says']}")
 
 

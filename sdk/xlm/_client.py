@@ -86,7 +86,7 @@ class Session:
         (some 20 ms for raw 1440p), and uploaded in the background; one the broker has already is not sent again.
 
         Raises GenerationError (``sampling_invalid``, ``grammar_invalid``), ProtocolError (``frame_too_large``),
-        ImageError (``image_unsupported``, ``image_empty``, ``image_too_large``), OSError (a path), BrokerError
+        ImageError (``image_unsupported``, ``image_empty``, ``image_too_large``), BrokerError
         (``broker_gone``, ``overloaded``), SessionError; what goes wrong later is raised by the Reply, as ImageError
         (``image_corrupt``, ``image_animated``, ``too_many_images``, ``vision_unavailable`` …) too.
         """

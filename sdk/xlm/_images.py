@@ -26,7 +26,7 @@ MAX_IMAGES: Final = 64  # messages.Say
 
 
 def pictures(sources: Sequence[ImageSource]) -> list[Picture]:
-    """Raises ImageError (``image_unsupported``, ``image_empty``, ``image_too_large``, ``too_many_images``), OSError."""
+    """Raises ImageError (``image_unsupported``, ``image_empty``, ``image_too_large``, ``too_many_images``)."""
     if isinstance(sources, (str, bytes, bytearray, os.PathLike)) or not _is_sequence(sources):
         raise ImageError("images is a list of images", code="image_unsupported", hint="images=[image]")
     if len(sources) > MAX_IMAGES:
@@ -41,7 +41,7 @@ def _is_sequence(sources: object) -> bool:
 def picture(source: ImageSource) -> Picture:
     """One image; what it was made of may change afterwards. Errors: see ``pictures``."""
     if isinstance(source, (str, os.PathLike)):
-        return _encoded(Path(source).read_bytes())
+        return _encoded(_read(source))
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _encoded(bytes(source))
     if _is_array(source):
@@ -50,6 +50,14 @@ def picture(source: ImageSource) -> Picture:
         return _from_pil(source)
     text = f"{type(source).__name__} is no image"
     raise ImageError(text, code="image_unsupported", hint="a path, bytes, a PIL image or a numpy array")
+
+
+def _read(path: str | os.PathLike[str]) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        text = f"the image {os.fspath(path)} cannot be read: {error.strerror or error}"
+        raise ImageError(text, code="image_unsupported", hint="check the path and who may read it") from error
 
 
 def _is_array(source: object) -> bool:

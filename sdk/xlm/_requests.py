@@ -78,7 +78,9 @@ def say(session_id: str, text: str, options: SayOptions) -> tuple[messages.Say, 
     try:
         message = messages.Say(session_id=session_id, text=text, sampling=messages.Sampling(**sampling), **given)
     except TypeError:
-        raise TypeError(f"say() knows no option {_unknown(given)}") from None
+        raise TypeError(
+            f"say() knows no option {_unknown(given)}; it knows {', '.join(SayOptions.__annotations__)}"
+        ) from None
     return _checked(message, GenerationError), images
 
 

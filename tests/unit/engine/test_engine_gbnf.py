@@ -148,7 +148,7 @@ def test_the_schema_of_the_sample_is_taken_by_our_check_and_by_llama(vocab: Any)
     spec.loader.exec_module(sample)
     text = schema.to_gbnf(json.dumps(sample.ACTION))
     gbnf.check(text)
-    assert "char{0,100}" in text
+    assert "char{0,60}" in text
     assert accepted(vocab, text)
 
 

@@ -51,7 +51,7 @@ def test_paths_and_bytes_are_sent_as_they_are(tmp_path: Path) -> None:
     assert {picture.data for picture in made} == {png()}
     assert len({picture.key for picture in made}) == 1
     assert made[0].key == upload_key(made[0].layout, png())
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(xlm.ImageError, match="cannot be read: No such file"):
         _images.picture(tmp_path / "none.png")
 
 
