@@ -1,6 +1,7 @@
 // The parts of the backend that touch no device.
 #include "backend_check.hpp"
 
+#include "backend/ahead.hpp"
 #include "backend/cache.hpp"
 #include "backend/classify.hpp"
 #include "backend/errors.hpp"
@@ -184,6 +185,89 @@ void test_ledger_refuses_a_byte_too_much() {
     CHECK(!ledger.over_budget());
     CHECK_EQ(ledger.view().of(Purpose::kv), uint64_t{40});
     CHECK_EQ(ledger.view().peak_bytes, uint64_t{100});
+}
+
+void test_ranges_in_parts() {
+    RangeSet set;
+    set.add({10, 20});
+    set.add({30, 35});
+    set.add({50, 60});
+    CHECK_EQ(set.bytes(), size_t{25});
+    CHECK(set.part(0, 25) == set.ranges());
+    CHECK((set.part(4, 8) == std::vector<ByteRange>{{14, 20}, {30, 32}}));
+    CHECK((set.part(15, 3) == std::vector<ByteRange>{{50, 53}}));
+    CHECK(set.part(25, 9).empty() && set.part(3, 0).empty());
+    for (size_t size = 1; size < 26; size++) { // parts of any size are the whole
+        RangeSet seen;
+        for (size_t at = 0; at < 25; at += size)
+            for (const ByteRange & range : set.part(at, size))
+                seen.add(range);
+        CHECK(seen.ranges() == set.ranges());
+    }
+}
+
+// A pace of one byte a ns. What has had its time on the link, and what is waited for, takes no room any more.
+void test_ahead_counts_what_is_on_its_way() {
+    constexpr uint64_t slice = Ahead::kLeastSlice, most = 8 * slice;
+    const Pace pace(1.0);
+    Ahead ahead;
+    ahead.begin(pace, most, false);
+    CHECK_EQ(ahead.bytes_now(3, 1000), uint64_t{3});
+    CHECK_EQ(ahead.bytes_now(20 * slice, 1000), most);
+    ahead.queued(6 * slice, 1000);
+    CHECK_EQ(ahead.free_at_ns(), 1000 + 6 * slice);
+    CHECK_EQ(ahead.bytes_now(20 * slice, 1000), 2 * slice);
+    CHECK_EQ(ahead.bytes_now(20 * slice, 1000 + slice), 3 * slice);
+    CHECK_EQ(ahead.bytes_now(20 * slice, 1000 + slice / 2), 2 * slice); // no crumbs
+    CHECK_EQ(ahead.bytes_now(20 * slice, 1000 + 6 * slice), most);
+    ahead.queued(2 * slice, 1000);
+    CHECK_EQ(ahead.bytes_now(slice, 1000), uint64_t{0});
+    ahead.needed();
+    CHECK_EQ(ahead.bytes_now(20 * slice, 1000), most); // behind what somebody waits for
+    ahead.queued(most, 1000);
+    CHECK_EQ(ahead.room_ns(1000), uint64_t{0});
+    ahead.arrived(1000 + slice); // the first eight came as fast as one was thought to
+    CHECK_EQ(ahead.free_at_ns(), 1000 + 9 * slice);
+    ahead.arrived(1000 + 2 * slice);
+    CHECK_EQ(ahead.free_at_ns(), 1000 + 9 * slice);
+}
+
+void test_ahead_held_back() {
+    constexpr uint64_t slice = Ahead::kLeastSlice;
+    const Pace pace(1.0);
+    Ahead ahead;
+    ahead.begin(pace, 8 * slice, true);
+    CHECK_EQ(ahead.bytes_now(slice, 0), uint64_t{0});
+    ahead.grant(5 * slice, false, 0);
+    CHECK_EQ(ahead.bytes_now(20 * slice, 0), 5 * slice);
+    ahead.queued(3 * slice, 0);
+    CHECK_EQ(ahead.bytes_now(20 * slice, 0), 2 * slice);
+    ahead.grant(100 * slice, false, 0); // never more than a reclaim may wait for
+    CHECK_EQ(ahead.bytes_now(20 * slice, 0), 5 * slice);
+    ahead.grant(12 * slice, true, 0); // but for what it waits for anyway
+    CHECK_EQ(ahead.bytes_now(20 * slice, 0), 8 * slice);
+    ahead.queued(8 * slice, 0);
+    CHECK_EQ(ahead.bytes_now(20 * slice, 0), 4 * slice);
+    ahead.queued(4 * slice, 0);
+    CHECK_EQ(ahead.room_ns(0), uint64_t{0});
+    ahead.hold(true);
+    CHECK_EQ(ahead.room_ns(100 * slice), uint64_t{0});
+    ahead.hold(false);
+    CHECK_EQ(ahead.bytes_now(20 * slice, 100 * slice), 8 * slice);
+}
+
+void test_lull_is_what_lasts_at_least() {
+    Lull lull;
+    CHECK_EQ(lull.ns(), uint64_t{0});
+    lull.learn(800);
+    CHECK_EQ(lull.ns(), uint64_t{800});
+    lull.learn(8800); // somebody else had the CPU
+    CHECK_EQ(lull.ns(), uint64_t{1800});
+    lull.learn(500);
+    CHECK_EQ(lull.ns(), uint64_t{500});
+    lull.learn(0);
+    lull.learn(8);
+    CHECK_EQ(lull.ns(), uint64_t{1});
 }
 
 void test_ring_never_overlaps() {
@@ -437,6 +521,10 @@ int main() {
     test_taken_ranges_leave_the_set();
     test_pace_follows_what_it_is_told();
     test_ledger_refuses_a_byte_too_much();
+    test_ranges_in_parts();
+    test_ahead_counts_what_is_on_its_way();
+    test_ahead_held_back();
+    test_lull_is_what_lasts_at_least();
     test_ring_never_overlaps();
     test_scratch_shares_only_dead_bytes();
     test_eviction_order();

@@ -20,7 +20,7 @@ from xlm_broker.bench.cards import Rates
 from xlm_broker.bench.duel import NEAR, Met, in_turn, is_near, meet_the_best, with_met
 from xlm_broker.bench.exact import exact_check
 from xlm_broker.bench.grid import DECODE_TOKENS, UBATCH, Case, Grid, Work
-from xlm_broker.bench.measure import Lazy, StepTimes, name_of, steps_of, time_steps, times_of
+from xlm_broker.bench.measure import Lazy, StepTimes, card_fields, name_of, steps_of, time_steps, times_of
 from xlm_broker.bench.models import BenchModel, bench_model
 from xlm_broker.bench.plans import KINDS, Planned, fingerprint, placements
 from xlm_broker.bench.profiles import Cards, machine_threads, profiled_cards
@@ -242,7 +242,7 @@ class ModelBench:
             n_ctx = case.work.n_ctx
             self.sweep.opened(self.stock, setting, n_ctx)
             self._loaded(self.ours, n_ctx)
-            self.ours.ask("schedule", schedule=schedule, budget_bytes=case.budget_bytes)
+            self.ours.ask("schedule", schedule=schedule, budget_bytes=case.budget_bytes, card=card_fields(rates))
             return in_turn(lambda: turn(self.ours), lambda: turn(self.stock))
 
         names = ",".join(name_of(step) for step in steps)
@@ -278,7 +278,7 @@ class ModelBench:
 
         def measure() -> dict[str, Any]:
             self._loaded(ours, n_ctx)
-            ours.ask("schedule", schedule=schedule, budget_bytes=case.budget_bytes)
+            ours.ask("schedule", schedule=schedule, budget_bytes=case.budget_bytes, card=card_fields(rates))
             ours.ask("memory")
             found = time_steps(ours, steps, [rates], lambda card, step: limit_s or self.sweep.limit_s(card, step))
             return {"steps": found, "memory": ours.ask("memory")}

@@ -65,9 +65,9 @@ class OurSide:
         return {n: size + mask_bytes(n, request.n_ctx) - mask_bytes(n, n_ctx) for n, size in needs.items()}
 
     def schedule(self, request: Request) -> dict[str, Any]:
-        """Takes a budget and a schedule, and uploads what stays resident, at no device time."""
+        """Takes a budget and a schedule, and uploads what stays resident: so the engine knows how fast the link is."""
         assert request.schedule is not None
-        self.sim.free_of_charge()
+        self.sim.charge(request.card) if request.card else self.sim.free_of_charge()
         release = self._device.set_budget(request.budget_bytes, 10_000_000_000)
         if not release.completed:
             raise EngineError("the budget was not reached in ten seconds", code="timeout")

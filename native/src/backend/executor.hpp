@@ -77,7 +77,7 @@ private:
     void read_state_rows(const ggml_cgraph & graph, const GraphInfo & info);
 
     bool rest_at_border();
-    static bool experts_near(const Plan & plan, size_t s);
+    static bool experts_near(const Plan & plan, size_t s, size_t within); // so many segments further
     bool wanted_back(const Segment & segment); // a reclaim was asked for, to which it has not given way yet
     bool serve_at_border(const GraphInfo & info, Plan & plan, const Segment & segment);
     bool give_way(const GraphInfo & info, Plan & plan, const Segment & segment); // to the reclaims asked for
@@ -87,6 +87,11 @@ private:
     Outcome run_ordinary(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment,
                          const PlanLimits & limits);
     Outcome run_cpu_segment(ggml_cgraph & graph, const GraphInfo & info, Plan & plan, const Segment & segment);
+    static Lull & lull_of(Plan & plan, const Segment & segment) {
+        return plan.lulls[static_cast<size_t>(&segment - plan.segments.data())];
+    }
+    bool begin_lull(Lull & lull, bool hidden);
+    void end_lull();
     Outcome prepare(const GraphInfo & info, Plan & plan, const Segment & segment);
     Outcome upload_copies(const Segment & segment);
     WorkAhead::Fed upload_state(State & state, Gate * gate);
@@ -157,6 +162,8 @@ private:
     Pace *pace_ = nullptr, *stream_pace_ = nullptr;
     ExpertRunner experts_{core_, *this};
     HostMasks masks_;
+    Lull * lull_ = nullptr; // of the running plan: the one that lasts
+    uint64_t lull_begin_ns_ = 0;
     std::vector<char> packed_;                   // Plan::pack, on its way: until the next one all is waited for
     std::deque<std::vector<char>> on_their_way_; // to the device: must stay until it was waited for
     // What of a segment in parts was computed when it gave way. Not in the results' places on the host: before they are

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace xlm {
 
@@ -12,6 +13,7 @@ namespace {
 // Of uploads queued for the ring: while the CPU computes, nobody queues more.
 constexpr uint64_t kRingAheadNs = 2 * kQueueNs;
 constexpr size_t kSegmentsBeforeExperts = 2; // a layer's attention and its router
+constexpr size_t kSegmentsOfLayer = 4;       // the same where weights and caches of attention stream
 
 // What a run of nodes belongs to, for traces.
 TraceLabel label_of(const GraphInfo & info, int first, int last) {
@@ -32,14 +34,19 @@ TraceLabel label_of(const GraphInfo & info, int first, int last) {
 
 Executor::Outcome Executor::run_plan(ggml_cgraph & graph, const GraphInfo & info, Plan & plan,
                                      const PlanLimits & limits) {
-    const uint64_t ahead_bytes = core_.upload_pace.cost_within(kRingAheadNs);
     Ring & ring = core_.cache.ring;
-    if (plan.uses_device && !ring.begin(plan.stream_order, ahead_bytes, plan.ring_cache_bytes)) return Outcome::lost;
+    const bool held = experts_near(plan, 0, kSegmentsOfLayer);
+    if (plan.uses_device &&
+        !ring.begin(plan.stream_order, core_.upload_pace, kRingAheadNs, held, plan.ring_cache_bytes))
+        return Outcome::lost;
+    plan.lulls.resize(plan.segments.size() + 1); // one for the beginning
+    plan.cpu_lulls.resize(plan.segments.size());
+    if (!begin_lull(plan.lulls.back(), true)) return Outcome::lost;
     for (size_t s = 0; s < plan.segments.size();) {
         const Segment & segment = plan.segments[s];
         if (!rest_at_border() || !serve_at_border(info, plan, segment)) return Outcome::lost;
         if (core_.abort_step.load()) return Outcome::aborted;
-        core_.cache.ring.hold(experts_near(plan, s));
+        ring.hold(experts_near(plan, s, kSegmentsOfLayer));
         // One for the CPU needs nothing of the plan's; of an image it may have a place on the device by now.
         const bool looks = segment.on_device || (info.vision && gave_way_at_ != segment.first);
         if (looks && core_.cache.epoch() != epoch_) {
@@ -63,9 +70,10 @@ Executor::Outcome Executor::run_plan(ggml_cgraph & graph, const GraphInfo & info
 }
 
 // A copy takes its turn behind what is queued already: what is on its way when a router's choice becomes known holds
-// up the experts that the step waits for. Weights for later go behind those instead.
-bool Executor::experts_near(const Plan & plan, size_t s) {
-    const size_t end = std::min(plan.segments.size(), s + kSegmentsBeforeExperts + 1);
+// up the experts that the step waits for. So before those of a layer nothing is copied for later but for as long as the
+// link is known to have nothing else to do.
+bool Executor::experts_near(const Plan & plan, size_t s, size_t within) {
+    const size_t end = std::min(plan.segments.size(), s + within + 1);
     for (; s < end; s++)
         if (plan.segments[s].experts >= 0) return true;
     return false;
@@ -102,8 +110,22 @@ bool Executor::rest_at_border() {
     return true;
 }
 
-Executor::Outcome Executor::run_cpu_segment(ggml_cgraph & graph, const GraphInfo & info, Plan &,
+// Behind what is queued the link is free from here on, until a router's ids are there or the CPU is ready: as long as
+// it was in the steps before, it copies for later. `hidden`: the gate is not open before the end of it.
+bool Executor::begin_lull(Lull & lull, bool hidden) {
+    lull_ = &lull;
+    lull_begin_ns_ = std::max(now_ns(), core_.cache.ring.free_at_ns());
+    return core_.cache.ring.grant(lull.ns(), hidden);
+}
+
+void Executor::end_lull() {
+    const uint64_t now = now_ns();
+    if (Lull * lull = std::exchange(lull_, nullptr)) lull->learn(now - std::min(now, lull_begin_ns_));
+}
+
+Executor::Outcome Executor::run_cpu_segment(ggml_cgraph & graph, const GraphInfo & info, Plan & plan,
                                             const Segment & segment) {
+    if (!begin_lull(lull_of(plan, segment), false)) return Outcome::lost;
     for (int w : segment.state_writes) {
         State & state = *info.roots[static_cast<size_t>(info.state_writes[static_cast<size_t>(w)].root)].state;
         for (const ByteRange & range : state_ranges_[static_cast<size_t>(w)].ranges())
@@ -123,6 +145,7 @@ Executor::Outcome Executor::run_cpu_segment(ggml_cgraph & graph, const GraphInfo
                                traced ? label_of(info, segment.first, segment.last) : TraceLabel{});
         status = run_on_cpu(graph, segment.first, segment.last);
     }
+    end_lull();
     if (status == GGML_STATUS_SUCCESS) return Outcome::done;
     return status == GGML_STATUS_ABORTED ? Outcome::aborted : Outcome::failed;
 }
@@ -197,9 +220,10 @@ Executor::Outcome Executor::run_device_segment(ggml_cgraph & graph, const GraphI
         on_host_[static_cast<size_t>(r)] = 0;
     }
     const size_t next = static_cast<size_t>(&segment - plan.segments.data()) + 1;
-    if (!write_back(info, plan, segment, experts_near(plan, next))) return Outcome::lost;
-    if (segment.experts >= 0) core_.cache.ring.hold(false); // those of this one are queued
-    return core_.cache.ring.retire(segment.pieces.size()) ? Outcome::done : Outcome::lost;
+    if (!write_back(info, plan, segment, experts_near(plan, next, kSegmentsBeforeExperts))) return Outcome::lost;
+    if (!core_.cache.ring.retire(segment.pieces.size())) return Outcome::lost;
+    const bool copies = segment.experts >= 0 || !segment.pieces.empty();
+    return !copies || begin_lull(lull_of(plan, segment), true) ? Outcome::done : Outcome::lost;
 }
 
 Pace & Executor::pace_of(const Segment & segment) {
@@ -319,8 +343,9 @@ bool Executor::canonicalise(const GraphInfo & info, Plan & plan, int from) {
         if (!fetch_root(info, plan, static_cast<int>(r))) return false;
     }
     if (!flush_writes(info, Stream::compute)) return false;
-    if (!core_.inner.synchronize(Stream::download)) return false;
-    return ahead_.finish() && core_.inner.healthy();
+    if (!core_.inner.synchronize(Stream::download) || !ahead_.finish()) return false;
+    core_.cache.ring.arrived();
+    return core_.inner.healthy();
 }
 
 } // namespace xlm

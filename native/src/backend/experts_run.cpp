@@ -70,6 +70,7 @@ struct ExpertRunner::Step {
     size_t n_queued = 0;                                 // uploads through the window
     std::vector<int32_t> tokens{}, pairs{}, local_ids{}; // by launch: row of a token, row of a pair, expert at hand
 
+    size_t n_uploads() const { return decision.loads.size() + decision.in_window.size() + decision.behind.size(); }
     bool all_on_cpu() const { return decision.in_slots.empty() && decision.in_window.empty(); }
     bool cpu_possible() const { return group.by_row && group.n_tokens <= kMaxCpuTokens && state.policy.cpu_ns > 0; }
     // Another group of the same experts later in the graph would find slots whose upload is not waited for.
@@ -115,6 +116,8 @@ ExpertRunner::Result ExpertRunner::run(ggml_cgraph & graph, const GraphInfo & in
 bool ExpertRunner::fetch_ids(Step & step) {
     if (!executor_.fetch_root(step.info, step.plan, step.group.ids_root)) return false;
     if (!executor_.ahead_.finish()) return false;
+    executor_.end_lull();
+    core_.cache.ring.arrived();
     in_flight_.clear();
     core_.cache.window.all_read();
     return true;
@@ -398,9 +401,14 @@ ExpertRunner::Result ExpertRunner::take_cpu_part(Step & step) {
     if (step.decision.on_cpu.empty() || step.cpu) return Result::done;
     // The CPU is about to read the inputs, and to write to host memory that an upload before them may have read.
     if (step.fetched && !core_.inner.wait_host(std::exchange(step.fetched, nullptr))) return Result::lost;
+    Lull & lull = step.plan.cpu_lulls[static_cast<size_t>(&step.segment - step.plan.segments.data())];
+    if (!core_.cache.ring.grant(lull.ns(), true)) return Result::lost;
     step.patched.reset();
     make_cpu_part(step);
+    const uint64_t begin_ns = now_ns();
     const Result result = run_cpu_part(step, *step.cpu);
+    const uint64_t took_ns = now_ns() - begin_ns, uploads_ns = step.n_uploads() * step.state.policy.upload_ns;
+    lull.learn(took_ns - std::min(took_ns, uploads_ns));
     step.patched.emplace(executor_, step.segment);
     return result;
 }

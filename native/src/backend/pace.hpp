@@ -34,6 +34,20 @@ private:
     bool learned_ = false;
 };
 
+// How long something lasts at least, from what it lasted: falls at once, rises slowly.
+class Lull {
+public:
+    uint64_t ns() const { return ns_; } // 0: not known
+    void learn(uint64_t ns) {
+        ns_ = !known_ || ns < ns_ ? ns : ns_ + (ns - ns_) / 8;
+        known_ = true;
+    }
+
+private:
+    uint64_t ns_ = 0;
+    bool known_ = false;
+};
+
 // One pace for steps of about the same number of tokens: a step of one is bound by memory, one of many by arithmetic.
 class StepPaces {
 public:

@@ -5,6 +5,7 @@
 #include "analyse.hpp"
 #include "cache.hpp"
 #include "input_pack.hpp"
+#include "pace.hpp"
 
 #include <deque>
 #include <vector>
@@ -87,6 +88,7 @@ struct Plan {
     std::deque<ggml_tensor> view_shadows; // of views of weights
     std::deque<ExpertPlace> experts;      // by GraphInfo::experts; their addresses stay
     PlanAgain again;
+    std::vector<Lull> lulls, cpu_lulls; // by segment: until the link has to be free for experts again, or for results
 };
 
 struct PlanLimits {

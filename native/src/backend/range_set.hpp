@@ -49,6 +49,25 @@ public:
         return taken;
     }
 
+    size_t bytes() const {
+        size_t sum = 0;
+        for (const ByteRange & range : ranges_)
+            sum += range.size();
+        return sum;
+    }
+
+    // Of the bytes there are, in order: `count` behind the first `skip`.
+    std::vector<ByteRange> part(size_t skip, size_t count) const {
+        std::vector<ByteRange> parts;
+        for (const ByteRange & range : ranges_) {
+            const size_t before = std::min(skip, range.size()), n = std::min(count, range.size() - before);
+            if (n > 0) parts.push_back({range.begin + before, range.begin + before + n});
+            skip -= before;
+            count -= n;
+        }
+        return parts;
+    }
+
     void clear() { ranges_.clear(); }
     bool empty() const { return ranges_.empty(); }
     const std::vector<ByteRange> & ranges() const { return ranges_; }

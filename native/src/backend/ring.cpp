@@ -53,7 +53,6 @@ void Ring::forget() {
     for (const Piece & piece : pieces_)
         let_go_of(piece);
     pieces_.clear();
-    ahead_bytes_ = 0;
     order_.clear();
     next_ = left_ = 0;
     weights_ = RingAllocator(weights_.capacity_bytes());
@@ -68,10 +67,10 @@ void Ring::drop() {
     weights_ = caches_ = RingAllocator(0);
 }
 
-bool Ring::begin(const std::vector<Streamed> & order, uint64_t max_ahead_bytes, uint64_t cache_bytes) {
+bool Ring::begin(const std::vector<Streamed> & order, const Pace & pace, uint64_t max_ahead_ns, bool held,
+                 uint64_t cache_bytes) {
     share_out(cache_bytes);
-    max_ahead_bytes_ = max_ahead_bytes;
-    held_ = false;
+    ahead_.begin(pace, max_ahead_ns, held);
     bool matches = pieces_.size() <= order.size();
     for (size_t i = 0; matches && i < pieces_.size(); i++)
         matches = pieces_[i].what == order[i];
@@ -87,20 +86,33 @@ void Ring::begin_graph() {
     if (std::any_of(pieces_.begin(), pieces_.end(), is_cache)) forget();
 }
 
-// Weights are queued into the next step, caches are not: rows of theirs may still change.
+bool Ring::grant(uint64_t ns, bool hidden) {
+    ahead_.grant(ns, hidden, now_ns());
+    return pump();
+}
+
 bool Ring::pump(size_t n_needed) {
-    while (!order_.empty() && pieces_.size() < std::min(order_.size(), kMaxPieces)) {
-        const Streamed & what = order_[next_];
-        if (left_ == 0 && !what.states.empty()) return true;
-        const bool needed = pieces_.size() < n_needed;
-        if (!needed && (held_ || ahead_bytes_ + what.bytes > max_ahead_bytes_)) return true;
-        const auto span = place(what);
-        if (!span) return true;
-        next_ = (next_ + 1) % order_.size();
-        left_ -= left_ > 0 ? 1 : 0;
-        if (!upload(what, *span)) return false;
+    for (;;) {
+        const bool begun = !pieces_.empty() && !pieces_.back().whole();
+        const bool needed = pieces_.size() - (begun ? 1 : 0) < n_needed;
+        if (!begun && ((!needed && ahead_.room_ns(now_ns()) == 0) || !open_next())) return inner_.usable();
+        Piece & piece = pieces_.back();
+        const uint64_t left = piece.bytes - piece.sent_bytes, bytes = needed ? left : ahead_.bytes_now(left, now_ns());
+        if (left > 0 && bytes == 0) return true;
+        if (!send(piece, bytes)) return false;
     }
-    return true;
+}
+
+// Weights are queued into the next step, caches are not: rows of theirs may still change.
+bool Ring::open_next() {
+    if (order_.empty() || pieces_.size() >= std::min(order_.size(), kMaxPieces)) return false;
+    const Streamed & what = order_[next_];
+    if (left_ == 0 && !what.states.empty()) return false;
+    const auto span = place(what);
+    if (!span) return false;
+    next_ = (next_ + 1) % order_.size();
+    left_ -= left_ > 0 ? 1 : 0;
+    return open(what, *span);
 }
 
 // Retired places are reused in the order they were retired: waiting for the last
@@ -128,7 +140,7 @@ bool Ring::wait_for(const Retired & last, bool on_host) {
     return wait(last.read) && (!last.fetched || wait(last.fetched));
 }
 
-bool Ring::upload(const Streamed & what, const RingSpan & span) {
+bool Ring::open(const Streamed & what, const RingSpan & span) {
     // Padding is written by the device outside of any stream.
     const auto needs_padding = [&](const State * state) { return inner_.needs_padding(state->tensor); };
     const bool padded = what.weight ? inner_.needs_padding(what.weight->tensor)
@@ -138,18 +150,10 @@ bool Ring::upload(const Streamed & what, const RingSpan & span) {
     Piece & piece = pieces_.back();
     piece.what = what;
     piece.span = span;
-    ahead_bytes_ += what.bytes;
-    const SubLayer * owner = what.weight ? what.weight->sublayer : what.states.front()->sublayer;
-    const TraceLabel before = inner_.label({static_cast<int32_t>(owner->index), 1});
-    const bool ok = what.weight ? send_weight(piece, padded) : send_states(piece);
-    inner_.label(before);
-    if (!ok) return false;
-    if (!inner_.has_events()) return true;
-    piece.uploaded = inner_.next_event(Events::ring);
-    return inner_.record(Stream::upload, piece.uploaded);
+    return what.weight ? open_weight(piece, padded) : open_states(piece);
 }
 
-bool Ring::send_weight(Piece & piece, bool padded) {
+bool Ring::open_weight(Piece & piece, bool padded) {
     const Streamed & what = piece.what;
     piece.tensor = what.weight->shadow;
     piece.tensor.buffer = buffer_.get();
@@ -158,27 +162,58 @@ bool Ring::send_weight(Piece & piece, bool padded) {
         piece.tensor.ne[1] = what.n_rows;
         piece.tensor.nb[2] = piece.tensor.nb[3] = static_cast<size_t>(what.n_rows) * piece.tensor.nb[1];
     }
-    if (padded && !inner_.init_tensor(&piece.tensor)) return false;
-    const size_t bytes = ggml_nbytes(&piece.tensor), from = static_cast<size_t>(what.first_row) * piece.tensor.nb[1];
-    const char * data = static_cast<const char *>(what.weight->tensor->data) + from;
+    piece.bytes = ggml_nbytes(&piece.tensor);
     stats_.n_pieces_streamed++;
-    stats_.bytes_streamed += bytes;
-    return inner_.set(Stream::upload, &piece.tensor, data, 0, bytes);
+    return !padded || inner_.init_tensor(&piece.tensor);
 }
 
 // A place for all of a cache, so that rows lie where the graph thinks they do; of its bytes, those that it touches.
-bool Ring::send_states(const Piece & piece) {
+bool Ring::open_states(Piece & piece) {
     uint64_t offset = piece.span.offset;
     for (State * state : piece.what.states) {
         ggml_tensor place = placed(*state, offset);
         offset += state->device_bytes;
         if (inner_.needs_padding(state->tensor) && !inner_.init_tensor(&place)) return false;
-        for (const ByteRange & range : state->touched.ranges()) {
+        piece.bytes += state->touched.bytes();
+    }
+    return true;
+}
+
+// The next bytes of a piece; once it is whole, whoever reads it can wait for it.
+bool Ring::send(Piece & piece, uint64_t bytes) {
+    const SubLayer * owner = piece.what.weight ? piece.what.weight->sublayer : piece.what.states.front()->sublayer;
+    const TraceLabel before = inner_.label({static_cast<int32_t>(owner->index), 1});
+    const bool ok = piece.what.weight ? send_weight(piece, bytes) : send_states(piece, bytes);
+    inner_.label(before);
+    if (!ok) return false;
+    piece.sent_bytes += bytes;
+    ahead_.queued(bytes, now_ns());
+    if (!piece.whole() || !inner_.has_events()) return true;
+    piece.uploaded = inner_.next_event(Events::ring);
+    return inner_.record(Stream::upload, piece.uploaded);
+}
+
+bool Ring::send_weight(Piece & piece, uint64_t bytes) {
+    const uint64_t row = static_cast<uint64_t>(piece.what.first_row);
+    const char * data = static_cast<const char *>(piece.what.weight->tensor->data) + row * piece.tensor.nb[1];
+    stats_.bytes_streamed += bytes;
+    return inner_.set(Stream::upload, &piece.tensor, data + piece.sent_bytes, piece.sent_bytes, bytes);
+}
+
+// Bytes `sent_bytes` and further of what is touched of all its caches, one behind the other.
+bool Ring::send_states(Piece & piece, uint64_t bytes) {
+    uint64_t offset = piece.span.offset, skip = piece.sent_bytes;
+    for (State * state : piece.what.states) {
+        ggml_tensor place = placed(*state, offset);
+        offset += state->device_bytes;
+        for (const ByteRange & range : state->touched.part(skip, bytes)) {
             const char * data = static_cast<const char *>(state->tensor->data) + range.begin;
             if (!inner_.set(Stream::upload, &place, data, range.begin, range.size())) return false;
             stats_.bytes_kv_up += range.size();
             stats_.bytes_kv_streamed += range.size();
+            bytes -= range.size();
         }
+        skip -= std::min<uint64_t>(skip, state->touched.bytes());
     }
     return true;
 }
@@ -210,6 +245,7 @@ void Ring::let_go_of(const Piece & piece) {
 
 bool Ring::acquire(const Streamed * wanted, size_t n_wanted) {
     if (!pump(n_wanted)) return false;
+    if (n_wanted > 0) ahead_.needed();
     for (size_t i = 0; i < n_wanted; i++) {
         if (i >= pieces_.size() || !(pieces_[i].what == wanted[i])) return false;
         Piece & piece = pieces_[i];
@@ -220,8 +256,7 @@ bool Ring::acquire(const Streamed * wanted, size_t n_wanted) {
 }
 
 bool Ring::retire(size_t n_pieces) {
-    const size_t least = held_ ? 0 : 1;
-    if (n_pieces == 0) return pump(least);
+    if (n_pieces == 0) return pump();
     ggml_backend_event_t read = inner_.has_events() ? inner_.next_event(Events::ring) : nullptr;
     if (read && !inner_.record(Stream::compute, read)) return false;
     const auto is_cache = [](const Piece & piece) { return !piece.what.states.empty(); };
@@ -231,7 +266,6 @@ bool Ring::retire(size_t n_pieces) {
     if (fetched && !inner_.record(Stream::download, fetched)) return false;
     for (size_t i = 0; i < n_pieces; i++) {
         retired_.push_back({pieces_.front().span, read, states, fetched});
-        ahead_bytes_ -= pieces_.front().what.bytes;
         let_go_of(pieces_.front());
         allocator_of(pieces_.front().what).pop_front();
         pieces_.pop_front();
@@ -241,7 +275,7 @@ bool Ring::retire(size_t n_pieces) {
         retired_.pop_front();
         if (oldest.read && !wait_for(oldest, false)) return false;
     }
-    return pump(least);
+    return pump();
 }
 
 } // namespace xlm
