@@ -41,7 +41,7 @@ from xlm_broker.profile_choice import expected_key
 from xlm_broker.profile_store import check_profile, default_path, load_profile
 from xlm_broker.profiler import identify
 
-_BROKER = defaults()  # the same names and defaults as xlm-broker's: the plan that is shown is the one it will use
+_BROKER = defaults()  # the names and defaults of xlm-broker: the plan shown is about the one it will come to
 # A model from its numbers: one conversation, a long prompt.
 _OF_A_SHAPE = {"ubatch": 1024, "sessions": 1, "prompt": 0}
 OBJECTIVES: tuple[Objective, ...] = ("interactive", "throughput")
@@ -88,8 +88,8 @@ def plan(
 ) -> None:
     """Prints the plan for a budget: placement by token tier, memory, predicted times, and why.
 
-    Names and defaults of model, memory and device are those of xlm-broker, so that the plan shown is the one it will
-    use with the same words.
+    Names and defaults of model, memory and device are those of xlm-broker, so that the plan shown is about the one it
+    will come to with the same words: it knows what its engine measured, and keeps copies that it has.
 
     Examples:
 

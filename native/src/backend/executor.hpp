@@ -90,6 +90,7 @@ private:
     static Lull & lull_of(Plan & plan, const Segment & segment) {
         return plan.lulls[static_cast<size_t>(&segment - plan.segments.data())];
     }
+    bool begin_ring(Plan & plan);
     bool begin_lull(Lull & lull, bool hidden);
     void end_lull();
     Outcome prepare(const GraphInfo & info, Plan & plan, const Segment & segment);

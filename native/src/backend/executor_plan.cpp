@@ -34,19 +34,12 @@ TraceLabel label_of(const GraphInfo & info, int first, int last) {
 
 Executor::Outcome Executor::run_plan(ggml_cgraph & graph, const GraphInfo & info, Plan & plan,
                                      const PlanLimits & limits) {
-    Ring & ring = core_.cache.ring;
-    const bool held = experts_near(plan, 0, kSegmentsOfLayer);
-    if (plan.uses_device &&
-        !ring.begin(plan.stream_order, core_.upload_pace, kRingAheadNs, held, plan.ring_cache_bytes))
-        return Outcome::lost;
-    plan.lulls.resize(plan.segments.size() + 1); // one for the beginning
-    plan.cpu_lulls.resize(plan.segments.size());
-    if (!begin_lull(plan.lulls.back(), true)) return Outcome::lost;
+    if (!begin_ring(plan)) return Outcome::lost;
     for (size_t s = 0; s < plan.segments.size();) {
         const Segment & segment = plan.segments[s];
         if (!rest_at_border() || !serve_at_border(info, plan, segment)) return Outcome::lost;
         if (core_.abort_step.load()) return Outcome::aborted;
-        ring.hold(experts_near(plan, s, kSegmentsOfLayer));
+        core_.cache.ring.hold(experts_near(plan, s, kSegmentsOfLayer));
         // One for the CPU needs nothing of the plan's; of an image it may have a place on the device by now.
         const bool looks = segment.on_device || (info.vision && gave_way_at_ != segment.first);
         if (looks && core_.cache.epoch() != epoch_) {
@@ -67,6 +60,18 @@ Executor::Outcome Executor::run_plan(ggml_cgraph & graph, const GraphInfo & info
     }
     core_.bring_output();
     return canonicalise(info, plan, graph.n_nodes) ? Outcome::done : Outcome::lost;
+}
+
+// A plan for the CPU alone copies nothing, whatever the one before it had in the ring.
+bool Executor::begin_ring(Plan & plan) {
+    lull_ = nullptr; // of a plan that may be gone
+    if (!plan.uses_device) return true;
+    const bool held = experts_near(plan, 0, kSegmentsOfLayer);
+    Ring & ring = core_.cache.ring;
+    if (!ring.begin(plan.stream_order, core_.upload_pace, kRingAheadNs, held, plan.ring_cache_bytes)) return false;
+    plan.lulls.resize(plan.segments.size() + 1); // one for the beginning
+    plan.cpu_lulls.resize(plan.segments.size());
+    return begin_lull(plan.lulls.back(), true);
 }
 
 // A copy takes its turn behind what is queued already: what is on its way when a router's choice becomes known holds
@@ -125,7 +130,7 @@ void Executor::end_lull() {
 
 Executor::Outcome Executor::run_cpu_segment(ggml_cgraph & graph, const GraphInfo & info, Plan & plan,
                                             const Segment & segment) {
-    if (!begin_lull(lull_of(plan, segment), false)) return Outcome::lost;
+    if (plan.uses_device && !begin_lull(lull_of(plan, segment), false)) return Outcome::lost;
     for (int w : segment.state_writes) {
         State & state = *info.roots[static_cast<size_t>(info.state_writes[static_cast<size_t>(w)].root)].state;
         for (const ByteRange & range : state_ranges_[static_cast<size_t>(w)].ranges())
