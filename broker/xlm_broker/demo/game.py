@@ -96,12 +96,17 @@ def play(
     ask_budget: Callable[[Phase], None],
     stop: threading.Event,
     clock: Clock | None = None,
+    begin: Callable[[], None] = lambda: None,
 ) -> None:
-    """Plays the story in the calling thread; returns when it is over or ``stop`` is set."""
+    """Plays the story in the calling thread; returns when it is over or ``stop`` is set.
+
+    ``begin``: called as the story starts. What is recorded before that counts from another origin.
+    """
     clock = clock or Clock()
     world = World(seed)
     phase: Phase | None = None
     record.origin_ns = clock.now_ns()
+    begin()
     for due_ns in frame_starts(record.origin_ns, record.phases[-1].end_s, clock.now_ns):
         if stop.is_set():
             return

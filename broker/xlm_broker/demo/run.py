@@ -140,8 +140,7 @@ def _progress(tell: Tell) -> Callable[[float], None]:
 def _play(options: DemoOptions, record: Recorder, network: Network, console: Console, about: Mapping[str, Any]) -> None:
     title = f"xlm demo: {about['model']['name']} on {about['device']['description']}"
     with choose_view(record, console, live=options.live, title=title):
-        network.begin()
-        play(record, options.seed, network.ask_budget, network.stop)
+        play(record, options.seed, network.ask_budget, network.stop, begin=network.begin)
         network.end()
     record.load_average = load_average()
 

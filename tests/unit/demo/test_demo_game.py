@@ -64,6 +64,19 @@ def test_the_game_asks_once_a_scene_and_does_not_wait() -> None:
     assert all(frame.frame_ms >= frame.work_ms > 0 for frame in record.frames)
 
 
+def test_what_begins_with_the_story_is_recorded_at_its_times() -> None:
+    record, clock, seen = Recorder(story(4.0)), SteppedClock(), list[int]()
+    made_ns = record.origin_ns
+
+    def begin() -> None:
+        assert not record.frames
+        seen.append(record.origin_ns)
+
+    play(record, 1, lambda _phase: None, threading.Event(), clock, begin)
+    assert seen == [record.origin_ns]
+    assert seen[0] != made_ns
+
+
 def test_a_story_that_cannot_go_on_stops() -> None:
     record, stop = Recorder(story(3600.0)), threading.Event()
 
