@@ -249,7 +249,8 @@ class PriorityPlanner:
         return shrink_plan(model, device, schedule, budget_bytes, schedule_id=schedule_id)
 
     def minimum_device_bytes(self, model: ModelFacts) -> int:
-        return minimum_device_bytes(model)
+        """With streaming: this plan is only the first, and the one searched for beside the broker streams."""
+        return minimum_device_bytes(model, RING_PIECES)
 
     def unified_demand(self, model: ModelFacts) -> int:
         return unified_demand(model)

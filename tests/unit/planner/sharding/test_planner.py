@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from xlm.errors import BudgetError
 from xlm.protocol.link import CPU, ENGINE_CAPABILITIES, RESIDENT, STREAM, STREAM_KV, ModelFacts, Schedule
+from xlm_broker.planner import PriorityPlanner
 from xlm_broker.planner.sharding import ShardingPlanner
 from xlm_broker.planner.sharding import planner as planner_module
 from xlm_broker.planner.sharding.plan import check_host_memory, make_plan, minimum_bytes
@@ -205,4 +206,5 @@ def test_one_resident_set_serves_all_tiers() -> None:
 def test_the_minimum_that_is_told_is_the_planners_own(model: ModelFacts, parts: int) -> None:
     pieces = [replace(s, largest_piece_bytes=-(-s.device_bytes // parts)) for s in model.sublayers]
     model = replace(model, sublayers=pieces)
-    assert PLANNER.minimum_device_bytes(model) == minimum_bytes(PLANNER.planning(model, SIM))
+    least = minimum_bytes(PLANNER.planning(model, SIM))
+    assert PLANNER.minimum_device_bytes(model) == PriorityPlanner().minimum_device_bytes(model) == least
