@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -47,13 +49,19 @@ def demo(
         seed=seed, live=live and not as_json, verify=verify,
     )  # fmt: skip
     console = Console(highlight=False, stderr=as_json)
+    tell = teller(console)
     with ended_like_ctrl_c(), interruption_told("stopped; nothing written but the broker's log"):
-        summary = run_demo(options, console, lambda line: console.print(line, markup=False, soft_wrap=True))
+        summary = run_demo(options, console, tell)
     if as_json:
         json.dump(summary, sys.stdout, indent=2, ensure_ascii=False)
         print()
     else:
         for line in ["", *page(summary, str(out))]:
-            console.print(line, markup=False, soft_wrap=True)
+            tell(line)
     if failed(summary):
         raise typer.Exit(EXIT_FAILED)
+
+
+def teller(console: Console) -> Callable[[str], None]:
+    """Prints a line; on a terminal too narrow for it it goes on below between words, in a file it stays whole."""
+    return partial(console.print, markup=False, soft_wrap=not console.is_terminal)

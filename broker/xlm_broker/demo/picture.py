@@ -151,7 +151,7 @@ def _name_phases(axes: Any, record: Recorder) -> None:
 
 def reclaim_label(change: BudgetChange) -> str:
     late = "" if change.deadline_met else "\n(late)"
-    return f"\N{MINUS SIGN}{change.released_bytes / MIB:.0f} MiB\nin {change.release_ms:.1f} ms{late}"
+    return f"\N{MINUS SIGN}{change.released_bytes / MIB:.0f} MiB\nin {change.answered_ms:.1f} ms{late}"
 
 
 def _label_reclaims(axes: Any, record: Recorder, top: float) -> None:

@@ -44,7 +44,10 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class BudgetChange:
-    """One answered ``set_budget``. ``from_bytes``/``to_bytes``: the budget in force before and after."""
+    """One answered ``set_budget``. ``from_bytes``/``to_bytes``: the budget in force before and after.
+
+    ``release_ms`` and ``deadline_met`` are the broker's; ``answered_ms`` is the game's own.
+    """
 
     phase: str
     asked_s: float
@@ -62,6 +65,11 @@ class BudgetChange:
     @property
     def is_reclaim(self) -> bool:
         return self.to_bytes < self.from_bytes
+
+    @property
+    def answered_ms(self) -> float:
+        """From the game's request to the answer that the bytes are free."""
+        return (self.answered_s - self.asked_s) * 1e3
 
     @property
     def released_bytes(self) -> int:

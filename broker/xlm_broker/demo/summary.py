@@ -105,21 +105,27 @@ def change_figures(change: BudgetChange) -> dict[str, Any]:
     }
     figures["reclaim"] = change.is_reclaim
     figures["released_bytes"] = change.released_bytes
-    figures["answered_ms"] = round((change.answered_s - change.asked_s) * 1e3, 2)
+    figures["answered_ms"] = round(change.answered_ms, 2)
     return figures
 
 
 def release_figures(changes: Sequence[BudgetChange], frames: Sequence[Frame] = ()) -> dict[str, Any]:
-    """``empty``: reclaims that found nothing to take, and said so in time. They count for nothing else."""
+    """``empty``: reclaims that found nothing to take, and said so in time. They count for nothing else.
+
+    ``release_*`` is what the broker says, ``answered_*`` what the game waited.
+    """
     asked = [change for change in changes if change.is_reclaim]
     reclaims = [change for change in asked if change.released_bytes or not change.deadline_met]
     late = [change for change in reclaims if not change.deadline_met]
     times = [change.release_ms for change in reclaims]
+    answered = [change.answered_ms for change in reclaims]
     return {
         "count": len(reclaims),
         "while_speaking": sum(change.speaking for change in reclaims),
         "release_p50_ms": _rounded(percentile(times, 50)),
         "release_max_ms": _rounded(max(times, default=None)),
+        "answered_p50_ms": _rounded(percentile(answered, 50)),
+        "answered_max_ms": _rounded(max(answered, default=None)),
         "deadlines_met": sum(change.deadline_met for change in reclaims),
         "released_bytes": sum(change.released_bytes for change in reclaims),
         "empty": len(asked) - len(reclaims),
@@ -211,15 +217,19 @@ def token_words(summary: Mapping[str, Any]) -> str:
 
 
 def reclaim_words(summary: Mapping[str, Any]) -> str:
-    """How often the game took memory back, and how fast; "each" only where every single one was in time."""
+    """How often the game took memory back, and how fast; "each" only where every single one was in time.
+
+    Times are the game's own, from request to answer, with the broker's beside them.
+    """
     reclaims = summary["reclaims"]
-    count, met, worst = reclaims["count"], reclaims["deadlines_met"], reclaims["release_max_ms"]
+    count, met, worst = reclaims["count"], reclaims["deadlines_met"], reclaims["answered_max_ms"]
     start = f"The game took its VRAM back {count} times"
     if worst is None:
         return start
+    broker = f"broker: {_up(reclaims['release_max_ms'])}"
     if met == count:
-        return f"{start}, each within {_up(worst)} ms"
-    return f"{start}, {met} of {count} within {_deadlines(summary)} (worst {_up(worst)} ms)"
+        return f"{start}, each within {_up(worst)} ms ({broker})"
+    return f"{start}, {met} of {count} within {_deadlines(summary)} (worst {_up(worst)} ms; {broker})"
 
 
 def _up(value_ms: float) -> str:

@@ -207,7 +207,7 @@ def change_line(change: BudgetChange) -> str:
     verdict = "in time" if change.deadline_met else f"TOO LATE, {change.deadline_ms:.0f} ms were allowed"
     return (
         f"{change.asked_s:5.1f} s  {change.phase:<9} budget {mib(change.to_bytes)}: "
-        f"{mib(change.released_bytes)} back in {change.release_ms:.2f} ms, {verdict}"
+        f"{mib(change.released_bytes)} back in {change.answered_ms:.2f} ms (broker: {change.release_ms:.2f}), {verdict}"
     )
 
 

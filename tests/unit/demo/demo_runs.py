@@ -7,6 +7,7 @@ from xlm_broker.demo.story import Phase, cap_bytes, story
 
 MIB = 1 << 20
 DEVICE_BYTES, DEMAND_BYTES = 256 * MIB, 150 * MIB
+ON_THE_WAY_MS = 1.0  # of an answer, between the broker's time and the game's own
 ABOUT = {
     "machine": {"cpu": "a CPU", "cores": 2},
     "device": {"kind": "sim", "description": "virtual GPU (exact mode)"},
@@ -19,7 +20,7 @@ def change(phase: Phase, before_bytes: int, used_bytes: int, to_bytes: int, rele
     return BudgetChange(
         phase=phase.key,
         asked_s=phase.start_s,
-        answered_s=phase.start_s + release_ms * 1e-3,
+        answered_s=phase.start_s + (release_ms + ON_THE_WAY_MS) * 1e-3,
         from_bytes=before_bytes,
         to_bytes=to_bytes,
         used_before_bytes=used_bytes,

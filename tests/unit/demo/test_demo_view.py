@@ -4,10 +4,13 @@ import io
 from dataclasses import replace
 
 import pytest
-from demo_runs import DEVICE_BYTES, MIB, memory, whole_run
+from demo_runs import ABOUT, DEVICE_BYTES, MIB, memory, whole_run
 from rich.console import Console
 
+from xlm_broker.cli.demo import teller
 from xlm_broker.demo.record import Memory
+from xlm_broker.demo.summary import headline, summarise
+from xlm_broker.demo.verify import Comparison
 from xlm_broker.demo.view import (
     LiveView,
     PlainView,
@@ -90,3 +93,16 @@ def test_a_missed_deadline_is_named() -> None:
     assert change_line(change).endswith(", in time")
     missed = replace(change, deadline_met=False)
     assert "TOO LATE, 16 ms" in change_line(missed)
+    assert "back in 1.50 ms (broker: 0.50)" in change_line(missed)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_lines_too_long_for_a_terminal_go_on_between_words(terminal: bool) -> None:
+    shown = console(width=80, terminal=terminal)
+    line = headline(summarise(whole_run(), ABOUT, Comparison(120, 0, 6)))
+    teller(shown)(line)
+    assert isinstance(shown.file, io.StringIO)
+    text = shown.file.getvalue()
+    assert len(line) > 80
+    assert text.split() == line.split()
+    assert (max(len(row) for row in text.splitlines()) <= 80) is terminal
