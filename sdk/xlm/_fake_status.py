@@ -117,6 +117,7 @@ def _budget(now: Standing) -> dict[str, Any]:
         "max_bytes": None,
         "spill_limit_bytes": None,
         "frame_limit_bytes": None,
+        "warning": None,
         "minimum_bytes": now.minimum_bytes,
         "demand_bytes": now.device_bytes,
     }

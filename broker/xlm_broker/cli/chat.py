@@ -66,6 +66,8 @@ def chat(
     ):
         if budget:
             client.set_budget(parse_budget(budget))
+        if warning := client.status().get("budget", {}).get("warning"):
+            print(f"note: {warning['message']}\n  hint: {_here(warning['hint'])}", file=sys.stderr)
         talk = Chat(client, system, options, images)
         talk.once(once) if once is not None else talk.loop()
 
@@ -91,8 +93,10 @@ def _endpoint(endpoint: str, model: str, device: str, mmproj: str) -> Iterator[s
         return
     if endpoint:
         raise typer.BadParameter("give --endpoint (a running broker) or --model (a private one), not both")
+    from xlm_broker.config import require_file
     from xlm_broker.demo.process import PrivateBroker
 
+    require_file(model, mmproj)
     notes = Console(stderr=True, highlight=False)
     log = platformdirs.user_log_path("xlm") / "chat-broker.log"  # of the last chat: an error can be looked up later
     projector = ["--mmproj", mmproj] if mmproj else []
@@ -100,6 +104,11 @@ def _endpoint(endpoint: str, model: str, device: str, mmproj: str) -> Iterator[s
         with notes.status("starting the broker ...") as spinner:
             broker.wait_until_loaded(lambda waited_s: spinner.update(f"loading the model ... {waited_s:.0f} s"))
         yield broker.endpoint
+
+
+def _here(hint: str) -> str:
+    """What to do about it within this very program comes first."""
+    return f"/budget all, or --budget, lets the model have memory; else: {hint}"
 
 
 def parse_budget(text: str) -> str | None:

@@ -114,6 +114,8 @@ def _of_device(status: Map) -> Iterator[str]:
 
 def _of_budget(status: Map) -> Iterator[str]:
     budget, throughput = status.get("budget") or {}, status.get("throughput") or {}
+    if warning := budget.get("warning"):
+        yield f"{warning.get('message', '')}{_to_do(warning.get('hint'))}"
     if budget.get("settled") is False and (status.get("engine") or {}).get("state") == "ready":
         yield "the engine has not confirmed the last change of the budget yet"
     if budget.get("spill_limit_bytes") is not None:

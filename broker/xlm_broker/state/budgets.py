@@ -19,6 +19,7 @@ from .core import BudgetRequest, Client, Core
 from .engine import Engine, Problem
 from .ports import Planner
 from .settings import MS
+from .shortage import shortage
 
 
 @dataclass(slots=True)
@@ -146,6 +147,23 @@ class Budgets:
         order = link.SetEngineBudget(seq=ledger.seq, budget_bytes=self.current.bytes, cause=self._core.cause)
         self._core.to_engine(order)
         self._core.log("info", "budget", bytes=self.current.bytes, limited_by=self.current.limited_by, seq=ledger.seq)
+
+        self._log_shortage()
+
+    def _log_shortage(self) -> None:
+        """Not of a broker that no game has spoken to yet: that is how it starts."""
+        problem = self.shortage()
+        if problem is not None and self.current.limited_by != "idle":
+            text, minimum = problem.message, problem.minimum_bytes
+            self._core.log("warning", "budget_below_minimum", text=text, hint=problem.hint, minimum_bytes=minimum)
+
+    def shortage(self) -> Problem | None:
+        """Why the CPU alone works though there is a device, where nobody asked for that."""
+        model, device = self._engine.model, self._engine.device
+        if model is None or device is None or device.kind == "none" or device.degraded or self._engine.lost:
+            return None
+        minimum = self._planner.minimum_device_bytes(model)
+        return shortage(self._core.settings.budget, self.current, self._wishes(), minimum)
 
     def _number_requests(self) -> None:
         # An engine that is being killed takes no more orders: its exit answers these.

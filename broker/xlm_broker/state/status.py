@@ -85,7 +85,7 @@ class StatusReport:
             "pid": engine.pid,
             "restarts": engine.restarts,
             "failures_in_a_row": engine.failures,
-            "error": None if problem is None else _error(problem),
+            "error": _error_or_none(problem),
             "last_token_s_ago": None if engine.token_ns is None else (now_ns - engine.token_ns) / S,
             "rss_bytes": engine.rss_bytes,
             "model": self._model(),
@@ -145,6 +145,7 @@ class StatusReport:
             "max_bytes": settings.max_bytes,
             "spill_limit_bytes": budgets.spill_limit_bytes,
             "frame_limit_bytes": budgets.frame_limit_bytes,
+            "warning": _error_or_none(budgets.shortage()),
             **(unknown if model is None else budgets.demand(model)),
         }
 
@@ -254,6 +255,8 @@ def _kv_bytes(sent: link.Schedule, model: link.ModelFacts) -> int:
     return sum(sub.kv_bytes for sub in model.sublayers if sub.index in resident)
 
 
-def _error(problem: Problem) -> dict[str, Any]:
+def _error_or_none(problem: Problem | None) -> dict[str, Any] | None:
+    if problem is None:
+        return None
     error = problem.error()
     return {"code": error.code, "message": error.message, "hint": error.hint, "minimum_bytes": problem.minimum_bytes}

@@ -40,6 +40,7 @@ def test_a_calm_broker() -> None:
         ("device", {"over_budget_events": 1}, "exceeded 1 time"),
         ("budget", {"settled": False}, "not confirmed"),
         ("budget", {"spill_limit_bytes": 64 * MIB}, "at most 64MiB"),
+        ("budget", {"warning": {"message": "too little", "hint": "give more"}}, "too little (give more)"),
         ("budget", {"frame_limit_bytes": 32 * MIB}, "at most 32MiB"),
         ("throughput", {"duty": 0.5}, "50% of the time"),
         ("schedule", {"rejection": "too large"}, "too large"),

@@ -14,10 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 from typer.testing import CliRunner
 
 import xlm
+from xlm import _fake_status
 from xlm.protocol import messages
 from xlm.testing import FakeBroker
 from xlm_broker import broker_version
@@ -220,6 +222,34 @@ def test_chat_without_a_broker_names_both_ways_to_get_one(run, broker: FakeBroke
     assert code == 69
     hint = err.splitlines()[1]
     assert hint.endswith("`xlm-broker --model demo --budget-from-game`, or `xlm chat --model demo`")
+
+
+@pytest.mark.parametrize("option", [("--model",), ("--model", "demo", "--mmproj"), ("--image",)])
+def test_chat_tells_of_a_file_that_is_not_there_before_it_waits(run, tmp_path, monkeypatch, option) -> None:  # type: ignore[no-untyped-def]
+    for name in ("xlm.connect", "xlm_broker.demo.process.PrivateBroker"):
+        monkeypatch.setattr(name, lambda *_, **__: pytest.fail("waits for a broker"))
+    code, out, err = run("chat", *option, str(tmp_path / "nowhere.gguf"), "--once", "Hi")
+    assert code != 0
+    assert out == ""
+    assert "nowhere.gguf" in err.splitlines()[0]
+
+
+def test_chat_says_why_it_has_no_memory_of_the_device(run, broker: FakeBroker, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    whole = _fake_status.status
+    warning = {"code": "budget_infeasible", "message": "no client has said yet", "hint": "a game calls set_budget"}
+
+    def status(now: _fake_status.Standing) -> messages.Status:
+        made = whole(now)
+        return replace(made, budget={**made.budget, "warning": warning})
+
+    code, out, err = run("chat", "-e", broker.endpoint, "--once", "Hi")
+    assert (code, err) == (0, "")
+    monkeypatch.setattr(_fake_status, "status", status)
+    code, again, err = run("chat", "-e", broker.endpoint, "--once", "Hi")
+    assert (code, again) == (0, out)
+    assert err.startswith("note: no client has said yet")
+    assert "/budget all" in err
+    assert "a game calls set_budget" in err
 
 
 def test_chat_status_is_the_first_line_of_xlm_status(run, broker: FakeBroker) -> None:  # type: ignore[no-untyped-def]
