@@ -28,6 +28,7 @@ CONTEXTS: Final = (256, 1024, 4096, 16384)
 QUICK_CONTEXTS: Final = (256, 1024, 4096)
 ATTENTION_TOKENS: Final = (1, 16, 64, 512)
 QUICK_ATTENTION_TOKENS: Final = (1, 64)
+QUICK_OWN_ATTENTION_TOKENS: Final = (1, 64, 512)  # the model's: a whole step of a prompt
 SMALL_OPS: Final = ("RMS_NORM", "ADD", "MUL", "SILU", "SWIGLU", "ROPE", "SOFT_MAX")
 ROWS: Final = (1024, 4096, 14336)
 QUICK_ROWS: Final = (1024, 4096)
@@ -156,8 +157,10 @@ def tasks(facts: Facts) -> list[Task]:
 
 
 def repeated(facts: Facts) -> list[KernelTask]:
-    """What is measured again at the end: the given model's own kernels on the CPU, of which its plans are made."""
-    return [task for task in _model(facts) if isinstance(task, KernelTask) and task.device == "cpu"]
+    """What is measured again at the end: the given model's own kernels on the CPU, of which its plans are made, and
+    what it takes to start them."""
+    again = [*_overheads(facts), *_model(facts), *_small_of(facts, _own_rows(facts), QUICK_SMALL_TOKENS)]
+    return [task for task in again if isinstance(task, KernelTask) and task.device == "cpu"]
 
 
 def cost_s(point: KernelId | LinkId, effort_s: float) -> float:
@@ -222,7 +225,7 @@ def _model(facts: Facts) -> Iterator[Task]:
         if 1 not in thread_counts(facts.n_threads, facts.quick):
             yield KernelTask("cpu", "MUL_MAT_ID", type_, shape, FEW_TOKENS, (1,))
     if model.heads:
-        yield from _heads(facts, model.heads)
+        yield from _heads(facts, model.heads, QUICK_OWN_ATTENTION_TOKENS)
 
 
 def _products(facts: Facts) -> Iterator[Task]:
@@ -246,11 +249,11 @@ def _experts(facts: Facts) -> Iterator[Task]:
 
 def _attention(facts: Facts) -> Iterator[Task]:
     for heads in HEADS[:1] if facts.quick else HEADS:
-        yield from _heads(facts, heads)
+        yield from _heads(facts, heads, QUICK_ATTENTION_TOKENS)
 
 
-def _heads(facts: Facts, heads: tuple[int, int, int]) -> Iterator[Task]:
-    tokens = QUICK_ATTENTION_TOKENS if facts.quick else ATTENTION_TOKENS
+def _heads(facts: Facts, heads: tuple[int, int, int], quick_tokens: Sequence[int]) -> Iterator[Task]:
+    tokens = quick_tokens if facts.quick else ATTENTION_TOKENS
     contexts = QUICK_CONTEXTS if facts.quick else CONTEXTS
     for kv_type in KV_TYPES[:1] if facts.quick else KV_TYPES:
         for context in contexts:
@@ -259,10 +262,17 @@ def _heads(facts: Facts, heads: tuple[int, int, int]) -> Iterator[Task]:
 
 
 def _small(facts: Facts) -> Iterator[Task]:
-    tokens = QUICK_SMALL_TOKENS if facts.quick else SMALL_TOKENS
-    own = [row for row in (facts.model.n_embd, facts.model.n_ff) if row]
+    rows = (*_own_rows(facts), *(QUICK_ROWS if facts.quick else ROWS))
+    yield from _small_of(facts, rows, QUICK_SMALL_TOKENS if facts.quick else SMALL_TOKENS)
+
+
+def _own_rows(facts: Facts) -> list[int]:
+    return [row for row in (facts.model.n_embd, facts.model.n_ff) if row]
+
+
+def _small_of(facts: Facts, rows: Sequence[int], tokens: Sequence[int]) -> Iterator[Task]:
     for op in SMALL_OPS:
-        for row in dict.fromkeys((*own, *(QUICK_ROWS if facts.quick else ROWS))):
+        for row in dict.fromkeys(rows):
             yield from _on(facts, op, "F32", (row, 0, 0, 0), tokens)
 
 

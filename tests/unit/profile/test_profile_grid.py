@@ -19,6 +19,7 @@ from xlm_engine.profile.grid import (
     ModelNeeds,
     cost_s,
     flops,
+    repeated,
     tasks,
     thread_counts,
 )
@@ -115,6 +116,24 @@ def test_attention_never_sees_more_tokens_than_context() -> None:
     for task in tasks(Facts(n_threads=2, model=SMOL)):
         if isinstance(task, KernelTask) and task.op == "FLASH_ATTN_EXT":
             assert max(task.tokens) <= task.shape[3]
+
+
+def test_a_quick_profile_has_a_whole_step_of_the_models_own_attention() -> None:
+    quick = tasks(Facts(n_threads=2, quick=True, model=SMOL))
+    steps = {
+        task.shape: max(task.tokens)
+        for task in quick
+        if isinstance(task, KernelTask) and task.op == "FLASH_ATTN_EXT" and task.shape[3] >= 512
+    }
+    assert {shape: n for shape, n in steps.items() if n == 512} == {(64, 9, 3, 1024): 512, (64, 9, 3, 4096): 512}
+    assert {n for shape, n in steps.items() if shape[:3] != SMOL.heads} == {64}
+
+
+def test_what_starts_the_threads_and_the_models_own_rows_are_looked_at_again() -> None:
+    again = repeated(Facts(n_threads=2, quick=True, gpu=True, model=SMOL))
+    assert {task.device for task in again} == {"cpu"}
+    assert [task.op for task in again].count("GRAPH") == 1
+    assert {task.shape[0] for task in again if task.op == "SWIGLU"} == {576, 1536}
 
 
 @pytest.mark.parametrize(("n", "full"), [(1, (1,)), (2, (1, 2)), (4, (1, 2, 4)), (6, (1, 3, 6)), (16, (1, 4, 8, 16))])

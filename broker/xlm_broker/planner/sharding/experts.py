@@ -149,7 +149,7 @@ def _by_one(unit: Unit, kernels: Kernels) -> _OnCpu:
 def wait_ns(machine: Machine) -> float:
     """Once a layer and step: the router's ids come to the host, which wakes and says what is where. Nothing of the
     layer's experts can begin before."""
-    return machine.host_sync_ns + 2.0 * machine.link_latency_ns
+    return machine.host_wait_ns + 2.0 * machine.link_latency_ns
 
 
 def split_ns(rates_: Rates, upload: float, count: int, tokens: float, *, alone: bool = True) -> float:

@@ -104,7 +104,8 @@ class Machine:
     link_latency_ns: float = LINK_LATENCY_NS
     copy_ns: float = COPY_NS  # of each copy, where many are queued
     pageable_bytes_s: float = PAGEABLE_BYTES_S
-    host_sync_ns: float = HOST_SYNC_NS
+    host_sync_ns: float = HOST_SYNC_NS  # the mean of both directions: half of them start the CPU's threads
+    host_wait_ns: float = HOST_SYNC_NS  # the host waits for the device, and goes on by one thread
     launch_ns: float = GPU_LAUNCH_NS
     submit_ns: float = 0.0  # of each graph that the device is given
     step_ns: float = STEP_NS

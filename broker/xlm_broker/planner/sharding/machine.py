@@ -58,7 +58,7 @@ def profiled_machine(
     base, _ = guessed_machine(device)
     counts = {p.threads for p in profile.kernels if p.device == "cpu" and p.threads > 0}
     threads = threads or max(counts, default=profile.key.n_cores)
-    machine = _with_link(replace(base, cpu_threads=max(1, threads)), profile, threads)
+    machine = _with_changes(_with_link(replace(base, cpu_threads=max(1, threads)), profile, threads), profile)
     notes = [] if profile.complete else ["the profile is not complete: xlm profile goes on where it stopped"]
     notes += ["a quick profile: coarse"] if profile.quick else []
     return machine, Profiled(profile, machine.cpu_threads, Roofline(machine)), tuple(notes)
@@ -72,16 +72,23 @@ def _with_link(machine: Machine, profile: MachineProfile, threads: int) -> Machi
     nearest = min({p.cpu_threads for p in busy}, key=lambda n: abs(log(n / threads)), default=0)
     loaded = _fastest(busy, "h2d", "pinned", nearest) if nearest else None
     share = min(1.0, loaded / alone) if loaded else LINK_UNDER_CPU_SHARE
-    graph = [p.ns for p in profile.kernels if p.op == "GRAPH" and p.device == "gpu"]
     return replace(
         machine,
         link_bytes_s=alone,
         link_under_cpu_share=max(0.05, share),
         pageable_bytes_s=_fastest(profile.links, "h2d", "pageable", 0) or machine.pageable_bytes_s,
         link_latency_ns=float(min((p.ns for p in profile.links if p.size_bytes <= 1 << 16), default=10_000)),
-        host_sync_ns=float(min(graph)) if graph else machine.host_sync_ns,
         copy_ns=_queued_copy(profile.links, machine.copy_ns),
     )
+
+
+def _with_changes(machine: Machine, profile: MachineProfile) -> Machine:
+    """Each way to the device has one back, behind which the CPU's threads are woken: what its smallest graph takes."""
+    graphs = [p for p in profile.kernels if p.op == "GRAPH"]
+    device = min((float(p.ns) for p in graphs if p.device == "gpu"), default=machine.host_wait_ns)
+    start = {p.threads: float(p.ns) for p in graphs if p.device == "cpu"}
+    nearest = min(start, key=lambda n: abs(log(n / machine.cpu_threads)), default=0)
+    return replace(machine, host_wait_ns=device, host_sync_ns=device + start.get(nearest, 0.0) / 2.0)
 
 
 def _queued_copy(points: Iterable[LinkPoint], default: float) -> float:

@@ -9,7 +9,7 @@ import pytest
 
 from xlm_broker.planner.sharding.costs import CPU, RESIDENT, STREAM, STREAM_KV, Costs, TierPoint, build_costs
 from xlm_broker.planner.sharding.machine import profiled_machine
-from xlm_broker.planner.sharding.profile import LinkPoint, MachineProfile, ProfileKey
+from xlm_broker.planner.sharding.profile import DeviceName, KernelPoint, LinkPoint, MachineProfile, ProfileKey
 
 from . import examples
 from .examples import MIB
@@ -48,3 +48,17 @@ def test_the_cost_of_a_queued_copy_is_what_two_sizes_do_not_have_in_proportion()
     fast = [link(MIB, 4, 100_000), link(16 * MIB, 4, 1_700_000)]  # noise: a copy never gives time back
     assert profiled_machine(MachineProfile(KEY, links=(*alone, *fast)), examples.SIM)[0].copy_ns == 0.0
     assert profiled_machine(MachineProfile(KEY, links=tuple(alone)), examples.SIM)[0].copy_ns == 2_000.0
+
+
+def test_each_change_takes_half_of_what_the_cpus_threads_take_to_start() -> None:
+    def graph(device: DeviceName, threads: int, ns: int) -> KernelPoint:
+        return KernelPoint(device, "GRAPH", "F32", (0, 0, 0, 0), 1, threads, "idle", ns)
+
+    on_cpu = (graph("cpu", 1, 10_000), graph("cpu", 4, 80_000))
+    machine, _, _ = profiled_machine(MachineProfile(KEY, kernels=on_cpu), examples.SIM, threads=4)
+    assert (machine.host_wait_ns, machine.host_sync_ns) == (15_000.0, 55_000.0)
+    machine, _, _ = profiled_machine(MachineProfile(KEY, kernels=on_cpu), examples.SIM, threads=1)
+    assert machine.host_sync_ns == 20_000.0
+    both = (*on_cpu, graph("gpu", 0, 30_000))
+    machine, _, _ = profiled_machine(MachineProfile(KEY, kernels=both), examples.SIM, threads=4)
+    assert (machine.host_wait_ns, machine.host_sync_ns) == (30_000.0, 70_000.0)
