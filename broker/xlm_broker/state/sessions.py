@@ -54,6 +54,10 @@ class Sessions:
     # -- requests -------------------------------------------------------------------
 
     def open(self, client: Client, request: messages.OpenSession) -> None:
+        if not self._may_have_another(client, request.resume):
+            most = self._core.settings.limits.max_client_sessions
+            text = f"{most} sessions of this client are open, and that is the most"
+            return self._core.refuse(client.identity, request.id, "too_many_sessions", text)
         session = self._take_up(client, request.resume) if request.resume else self._new(client, request)
         if session is not None:
             self._core.send(
@@ -71,6 +75,15 @@ class Sessions:
         else:
             text = f"{len(self.live)} sessions of all clients are open, and that is the most"
             self._core.refuse(client.identity, request.id, "too_many_sessions", text)
+        return None
+
+    def _may_have_another(self, client: Client, resume: str) -> bool:
+        own = self._of(client)
+        resumed = any(session.session_id == resume for session in own)
+        return resumed or len(own) < self._core.settings.limits.max_client_sessions
+
+    def _of(self, client: Client) -> list[Session]:
+        return [session for session in self.live.values() if session.client == client.identity]
 
     def _n_ctx(self) -> int:
         return self._engine.model.n_ctx if self._engine.model is not None else self._core.settings.model.n_ctx
@@ -109,7 +122,7 @@ class Sessions:
     # -- leases ---------------------------------------------------------------------
 
     def lease_ended(self, client: Client, keep: bool) -> None:
-        for session in [s for s in self.live.values() if s.client == client.identity]:
+        for session in self._of(client):
             if keep:
                 session.client = None
                 session.grace_ns = self._core.now_ns + self._core.settings.timing.session_grace_ns
@@ -137,7 +150,9 @@ class Sessions:
         return min((s.grace_ns for s in self.live.values() if s.grace_ns is not None), default=None)
 
     def validate(self) -> None:
-        assert len(self.live) <= self._core.settings.limits.max_sessions
+        limits = self._core.settings.limits
+        assert len(self.live) <= limits.max_sessions
+        assert all(len(self._of(client)) <= limits.max_client_sessions for client in self._core.clients.values())
         for session_id, session in self.live.items():
             assert session.session_id == session_id
             assert (session.client is None) == (session.grace_ns is not None)

@@ -32,8 +32,9 @@ class Limits:
     """Bounds of everything a peer can make grow."""
 
     max_clients: int = 64
-    max_sessions: int = 64
-    max_answers: int = 64  # answers queued or in progress, all sessions
+    max_sessions: int = 256
+    max_client_sessions: int = 64  # of one client: the others find room
+    max_answers: int = 128  # answers queued or in progress, all sessions; a session has one at a time
     max_budget_requests: int = 64  # set_budget and reserve not yet answered, per client
     max_outbox: int = 1024  # messages kept for a stalled client; one more ends its lease
     max_outbox_bytes: int = 4 << 20  # the same for what they weigh; an answer of ordinary length is some 10 KiB

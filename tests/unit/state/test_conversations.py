@@ -200,6 +200,35 @@ def test_a_second_client_is_told_that_the_first_has_all_sessions() -> None:
     assert world.open(b"other")
 
 
+def test_one_client_has_a_limit_of_its_own_and_the_others_find_room() -> None:
+    world, session = talking(limits=Limits(max_sessions=4, max_client_sessions=2))
+    assert world.open(b"game")
+    world.request(b"game", messages.OpenSession(id=60))
+    error = world.last(b"game", messages.Error)
+    assert (error.code, error.retryable) == ("too_many_sessions", True)
+    assert "2 sessions of this client" in error.message
+    world.join(b"other")
+    assert world.open(b"other")
+    world.request(b"game", messages.CloseSession(id=70, session_id=session))
+    assert world.open(b"game")
+
+
+def test_sessions_taken_up_again_count_towards_the_clients_limit() -> None:
+    world, session = talking(limits=Limits(max_sessions=4, max_client_sessions=1))
+    world.handle(events.ClientGone(b"game"))
+    world.join(b"again", name="game")
+    world.request(b"again", messages.OpenSession(id=60))
+    world.request(b"again", messages.OpenSession(id=61, resume=session))
+    assert world.answers(b"again", 61)[0].code == "too_many_sessions"  # type: ignore[attr-defined]
+    opened = world.answers(b"again", 60)[0]
+    assert isinstance(opened, messages.Session)
+    world.request(b"again", messages.CloseSession(id=62, session_id=opened.session_id))
+    world.request(b"again", messages.OpenSession(id=63, resume=session))
+    assert isinstance(world.answers(b"again", 63)[0], messages.Session)
+    world.request(b"again", messages.OpenSession(id=64, resume=session))  # its own already
+    assert isinstance(world.answers(b"again", 64)[0], messages.Session)
+
+
 def test_a_lost_client_finds_its_conversation_again() -> None:
     world, session = talking()
     say = world.say(b"game", session)

@@ -41,6 +41,7 @@ class Everything(RuleBasedStateMachine):
         limits = Limits(
             max_clients=3,
             max_sessions=3,
+            max_client_sessions=2,
             max_answers=3,
             max_budget_requests=4,
             max_outbox=12,
