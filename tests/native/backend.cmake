@@ -30,6 +30,6 @@ xlm_backend_suite(backend_experts 1200
 xlm_backend_suite(backend_kv 300 streamed rings another_ring switched restored aborted contexts reclaims pestered lost)
 xlm_backend_suite(backend_ahead 300 weights caches held lulls cpu_alone)
 xlm_backend_suite(backend_throws 300 throws)
-xlm_backend_suite(backend_vision 1200 budgets picture views storm pestered kept return announced planned_once in_vain)
+xlm_backend_suite(backend_vision 1200 budgets picture views storm pestered kept return announced planned_once in_vain cpu_alone)
 
 set_tests_properties(backend_experts_forms PROPERTIES COST 20) # side by side (ctest -j), the longest one first

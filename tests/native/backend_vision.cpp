@@ -1,5 +1,6 @@
 // A toy vision tower on XLM0 over the virtual GPU against the same tower on the CPU: equal bits, while budgets
 // change without a pause.
+#include "backend/core.hpp"
 #include "backend_cases.hpp"
 #include "backend_storm.hpp"
 
@@ -358,6 +359,30 @@ void test_return_of_the_budget() {
     CHECK(stats().n_segments_cpu - on_cpu <= 2); // the mask is made there
 }
 
+void set_pace(uint64_t n_bytes, uint64_t ns) {
+    xlm::core().upload_pace = xlm::Pace();
+    xlm::core().upload_pace.learn(n_bytes, ns);
+}
+
+// The image before left pieces to queue, as its link had no time for any that nobody waited for: one for the CPU alone,
+// in the same phase, queues none of them.
+void test_the_cpu_alone_leaves_the_ring() {
+    Towers towers(8, 40);
+    set_budget(kPlenty);
+    place_tower(XLM_PLACE_STREAM, 64 << 10);
+    for (int i = 0; i < 2; i++) {
+        set_pace(1, 1'000'000'000);
+        CHECK(towers.same());
+    }
+    const uint64_t streamed = stats().bytes_streamed;
+    CHECK(streamed > 0);
+    place_tower(XLM_PLACE_CPU, 64 << 10);
+    CHECK(memory().ring_bytes > 0);
+    set_pace(1'000'000'000, 1);
+    CHECK(towers.same());
+    CHECK_EQ(stats().bytes_streamed, streamed);
+}
+
 void settle_all() {
     for (uint32_t more = 1; more != 0;)
         CHECK_EQ(xlm_device_settle(UINT64_MAX, &more), XLM_OK);
@@ -445,11 +470,17 @@ void test_announced_in_vain() {
 
 int main(int argc, char ** argv) {
     constexpr Case cases[] = {
-        {"budgets", test_every_placement_and_budget}, {"picture", test_picture_is_sent_once},
-        {"views", test_view_of_a_dropped_weight},     {"storm", test_storm_of_budgets},
-        {"pestered", test_request_at_every_border},   {"kept", test_parts_are_kept},
-        {"return", test_return_of_the_budget},        {"announced", test_announced},
-        {"planned_once", test_planned_once},          {"in_vain", test_announced_in_vain},
+        {"budgets", test_every_placement_and_budget},
+        {"picture", test_picture_is_sent_once},
+        {"views", test_view_of_a_dropped_weight},
+        {"storm", test_storm_of_budgets},
+        {"pestered", test_request_at_every_border},
+        {"kept", test_parts_are_kept},
+        {"return", test_return_of_the_budget},
+        {"announced", test_announced},
+        {"planned_once", test_planned_once},
+        {"in_vain", test_announced_in_vain},
+        {"cpu_alone", test_the_cpu_alone_leaves_the_ring},
     };
     return run_cases(argc, argv, cases);
 }
