@@ -11,6 +11,7 @@ import contextlib
 import gc
 import os
 import secrets
+import shlex
 import signal
 import sys
 import time
@@ -243,12 +244,13 @@ class Driver:
 
     def _on_standing(self, standing: wire.Standing) -> None:
         """By which times plans are made: said once, and again when it is another."""
+        advice = standing.advice.replace(wire.A_MODEL, shlex.quote(self._config.model.path))
+        standing = msgspec.structs.replace(standing, advice=advice)
         if standing == self._standing:
             return
         self._standing = standing
         level = "info" if standing.state == "measured" else "warning"
-        advice = to_type(standing.advice)
-        getattr(self._log, level)("planner_profile", state=standing.state, text=standing.text, advice=advice)
+        getattr(self._log, level)("planner_profile", state=standing.state, text=standing.text, advice=to_type(advice))
 
     # -- the machine -----------------------------------------------------------------
 

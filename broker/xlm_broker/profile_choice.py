@@ -10,10 +10,10 @@ from typing import Final
 from xlm.errors import ProfileError
 from xlm.protocol.link import DeviceConfig
 from xlm_broker.planner.sharding.profile import MachineProfile, ProfileKey
-from xlm_broker.planner.wire import Standing
+from xlm_broker.planner.wire import A_MODEL, Standing
 from xlm_broker.profile_store import check_profile, load_profile
 
-MEASURE: Final = "xlm profile --quick"
+MEASURE: Final = f"xlm profile --quick --model {A_MODEL}"  # its own kernels too
 ADVICE: Final = f"measure this machine once, in less than a minute: {MEASURE}"
 _OF_THE_DEVICE: Final = ("gpu", "driver")  # fields of the key that say nothing about CPU and memory
 

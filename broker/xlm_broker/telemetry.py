@@ -9,6 +9,8 @@ is one, the causal id ``cause`` that also travels on the wire.
 from __future__ import annotations
 
 import logging
+import os
+import re
 import sys
 from array import array
 from dataclasses import dataclass
@@ -22,6 +24,9 @@ from xlm_broker.log_stream import LogStream
 LogLevel = Literal["debug", "info", "warning", "error"]
 LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 Logger = structlog.typing.FilteringBoundLogger
+_COLUMNS: Final = 80  # of a terminal that does not tell
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+_INDENT: Final = "    "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +42,7 @@ def configure(config: LogConfig, stream: TextIO | None = None) -> TextIO:
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            _timestamp(config, out),
             structlog.processors.format_exc_info,
             *_renderers(config, out),
         ],
@@ -63,10 +68,40 @@ def readable(config: LogConfig, out: TextIO | None = None) -> bool:
     return not config.json and (out or sys.stderr).isatty()
 
 
+def _timestamp(config: LogConfig, out: TextIO) -> structlog.processors.TimeStamper:
+    """For people the time of their day."""
+    if readable(config, out):
+        return structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False)
+    return structlog.processors.TimeStamper(fmt="iso", utc=True)
+
+
 def _renderers(config: LogConfig, out: TextIO) -> list[structlog.typing.Processor]:
     if readable(config, out):
-        return [structlog.dev.ConsoleRenderer(colors=True)]
+        pretty = structlog.dev.ConsoleRenderer(0, colors=True, pad_level=False)
+        return [lambda logger, name, event: wrapped(str(pretty(logger, name, event)), _columns(out))]
     return [structlog.processors.JSONRenderer(sort_keys=False, default=repr)]
+
+
+def _columns(out: TextIO) -> int:
+    try:
+        return os.get_terminal_size(out.fileno()).columns or _COLUMNS
+    except (OSError, ValueError):
+        return _COLUMNS
+
+
+def wrapped(text: str, columns: int) -> str:
+    """Each line broken between words, where a terminal would break within one; what goes on below is indented."""
+    rows: list[str] = []
+    for line in text.split("\n"):
+        words = line.split(" ")
+        rows.append(words[0])
+        for word in words[1:]:
+            longer = f"{rows[-1]} {word}"
+            if len(_COLOUR.sub("", longer)) <= columns:
+                rows[-1] = longer
+            else:
+                rows.append(_INDENT + word)
+    return "\n".join(rows)
 
 
 class Latencies:

@@ -46,7 +46,7 @@ static void on_event(void *user_data, const xlm_event *event) {
         g->done = -1;
         break;
     case XLM_EVENT_STATE:
-        if (event->state != XLM_CLIENT_READY) fprintf(stderr, "[no broker]\n");
+        if (event->error && event->error->result != XLM_ERROR_NOT_READY) complain(event->error); /* met, and lost */
         break;
     default: break;
     }
@@ -73,6 +73,13 @@ static int talk(xlm_client *client, game *g, const char *words) {
     return g->done == 1 ? 0 : 1;
 }
 
+/* A broker that was started just now takes some seconds to answer. */
+static int meet(xlm_client *client) {
+    if (xlm_client_ready_wait(client, 1000000000u) == XLM_SUCCESS) return 1;
+    fprintf(stderr, "[no broker answers yet; waiting for one that starts, for 30 s]\n");
+    return xlm_client_ready_wait(client, 30000000000u) == XLM_SUCCESS;
+}
+
 int main(int argc, char **argv) {
     game g = {0};
     xlm_client *client = NULL;
@@ -82,7 +89,7 @@ int main(int argc, char **argv) {
     options.name = xlm_str_from("hello");
     options.on_event = on_event;
     options.user_data = &g;
-    if (xlm_client_create(&options, &client) != XLM_SUCCESS || xlm_client_ready_wait(client, 5000000000u) != XLM_SUCCESS) {
+    if (xlm_client_create(&options, &client) != XLM_SUCCESS || !meet(client)) {
         complain_of_last();
         xlm_client_destroy(client);
         return 1;

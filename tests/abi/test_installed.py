@@ -83,7 +83,7 @@ def test_the_program_of_the_docs_says_that_no_broker_is_there(
     installed: InstalledXlm, tmp_path: Path, page: str, language: str
 ) -> None:
     source = tmp_path / f"game.{language}"
-    patient = "5000000000u" if language == "c" else "5s"
+    patient = "20000000000u" if language == "c" else "5s"
     program = quick_start(page, language)
     assert patient in program
     source.write_text(program.replace(patient, "1" if language == "c" else "1ns"), encoding="utf-8")

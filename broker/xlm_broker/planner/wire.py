@@ -48,6 +48,9 @@ class Ask(Message, tag="ask"):
     routing: list[ExpertStats] = []
 
 
+A_MODEL = "MODEL.gguf"  # in an advice: the file of the model in question, which who measures does not know
+
+
 class Standing(Message, tag="standing"):
     """By which times plans are made. ``state``: measured, partly, missing, corrupt or stale; ``advice``: what to do."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from xlm_broker.telemetry import Latencies, LogConfig, configure, logger, readable
+from xlm_broker.telemetry import Latencies, LogConfig, configure, logger, readable, wrapped
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +55,26 @@ def test_readable_on_a_terminal_unless_json_is_asked_for() -> None:
     logger().info("engine_ready")
     assert not pretty.getvalue().startswith("{")
     assert json.loads(asked.getvalue())["event"] == "engine_ready"
+
+
+def test_a_long_line_breaks_between_words_on_a_terminal_and_nowhere_else() -> None:
+    pretty, plain = Terminal(), io.StringIO()
+    text = " ".join(["measure this machine once, in less than a minute:"] * 5)
+    for out in (pretty, plain):
+        configure(LogConfig(), out)
+        logger().warning("planner_profile", text=text)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", pretty.getvalue())
+    assert text in " ".join(shown.split())
+    assert len(shown.splitlines()) > 2
+    assert max(len(line) for line in shown.splitlines()) <= 80
+    assert json.loads(plain.getvalue())["text"] == text
+
+
+def test_wrapping_counts_what_is_seen_and_leaves_what_fits() -> None:
+    assert wrapped("\x1b[31mone\x1b[0m two", 7) == "\x1b[31mone\x1b[0m two"
+    assert wrapped("one two three", 7) == "one two\n    three"
+    assert wrapped("a\n  b", 80) == "a\n  b"
+    assert wrapped("unbreakable", 4) == "unbreakable"
 
 
 def test_who_reads_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from xlm.protocol.link import DeviceConfig
 from xlm_broker.planner.sharding.profile import KernelPoint, ProfileKey
+from xlm_broker.planner.wire import A_MODEL
 from xlm_broker.profile_choice import profile_of
 from xlm_broker.profile_store import ProfileWriter
 
@@ -39,7 +40,7 @@ def test_none_offers_a_quick_one(tmp_path: Path) -> None:
     assert profile is None
     assert (standing.state, standing.code) == ("missing", "profile_missing")
     assert "careful guesses" in standing.text
-    assert "xlm profile --quick" in standing.advice
+    assert f"xlm profile --quick --model {A_MODEL}" in standing.advice
 
 
 def test_a_corrupt_one_is_named(tmp_path: Path) -> None:
