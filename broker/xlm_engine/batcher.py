@@ -223,27 +223,28 @@ class Batcher:
     def _encode(self) -> bool:
         """Encodes one part of an image that somebody waits for; while it is scaled, others and text before it go on.
 
-        From its encoding on all images of a request come before its next step.
+        From its encoding on all images of a request come before its next step, which follows on the last at once.
         """
         vision = self._runtime.vision
         if vision is None:
             return False
-        coming = [(generation, generation.images_to_come()) for generation in self._active.values()]
+        coming = [(one, images) for one in self._active.values() if (images := one.images_to_come())]
         vision.scale_first([seen for _, images in coming for seen in images])
         later = False
         for generation, images in coming:
             if vision.is_scaling(images) and self._has_text:
                 later = True
             elif self._encode_one(vision, generation, images):
-                return True
+                if any(not seen.encoded for _, others in coming for seen in others):
+                    return True
+                break
         if not later and vision.end_phase():
             self.budget_changed()
         return False
 
     def _encode_one(self, vision: VisionTower, generation: Generation, images: list[Seen]) -> bool:
-        if images:
-            self.hand_over()
-            self._deliver()
+        self.hand_over()
+        self._deliver()
         try:
             return vision.encode_one(images, generation.request.gen_id)
         except EncodeAborted:

@@ -113,8 +113,8 @@ class Generation:
 
     def image_keys(self, conversation: list[int]) -> list[str]:
         """Upload keys of the images that a beginning or all of the conversation holds, in order."""
-        dropped = len(self._images) - sum(map(shapes.begins_image, self.conversation))
-        count = sum(map(shapes.begins_image, conversation))
+        dropped = len(self._images) - len(shapes.image_starts(self.conversation))
+        count = len(shapes.image_starts(conversation))
         return [key for key, _ in self._images[dropped : dropped + count]]
 
     def images_to_come(self) -> list[Seen]:
@@ -122,7 +122,7 @@ class Generation:
         assert self.sequence is not None
         if not self._images:
             return []
-        ahead = sum(map(shapes.begins_image, self.conversation[len(self.sequence.tokens) :]))
+        ahead = len(shapes.image_starts(self.conversation[len(self.sequence.tokens) :]))
         return [seen for _, seen in self._images[len(self._images) - ahead :]] if ahead else self._partly_computed()
 
     def _partly_computed(self) -> list[Seen]:
@@ -145,11 +145,10 @@ class Generation:
         assert self.sequence is not None
         at = len(self.sequence.tokens)
         start = shapes.run_start(self.conversation, at)
-        before = self.conversation[: start + 1]
-        begun = [index for index, value in enumerate(before) if shapes.begins_image(value)]
-        run = sum(shapes.is_image(value) and bool(value & shapes.IMAGE_START) for value in before[begun[-1] :]) - 1
-        dropped = len(self._images) - sum(map(shapes.begins_image, self.conversation))
-        return self._images[dropped + len(begun) - 1][1], run, at - start
+        starts = shapes.image_starts(self.conversation)
+        n_begun = sum(begin <= start for begin in starts)
+        run = sum(map(shapes.begins_run, self.conversation[starts[n_begun - 1] : start + 1])) - 1
+        return self._images[len(self._images) - len(starts) + n_begun - 1][1], run, at - start
 
     # -- tokens
 

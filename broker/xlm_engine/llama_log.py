@@ -31,8 +31,11 @@ class LlamaLog:
         C.llama_log_set(self.callback, None)
 
     def _on_line(self, level: int, text: bytes | None, _user: object) -> None:
+        """libmtmd says several lines an image while it is waited for: what nobody reads is not even decoded."""
         with contextlib.suppress(Exception):
             self._level = self._level if level == CONT else level
+            if self._level not in (WARN, ERROR) and not logs.debugging():
+                return
             line = (text or b"").decode("utf-8", "replace").strip()
             if line:
                 self._pass_on(self._level, line)

@@ -34,6 +34,7 @@ TOKEN_MASK: Final = (1 << 24) - 1
 FIRST_PART: Final = 1 << 23  # in the payload of a run's first entry: here an image begins; it may have further runs
 
 _IMAGE_FLAGS: Final = IMAGE | IMAGE_START | IMAGE_END | IMAGE_WHOLE
+_BEGINS_IMAGE: Final = IMAGE | IMAGE_START | FIRST_PART
 
 
 def token_of(flagged: int) -> int:
@@ -61,7 +62,17 @@ def is_image(flagged: int) -> bool:
 
 def begins_image(flagged: int) -> bool:
     """Whether an image, not only a further run of one, begins here."""
-    return flagged & (IMAGE_START | FIRST_PART) == IMAGE_START | FIRST_PART and is_image(flagged)
+    return flagged & _BEGINS_IMAGE == _BEGINS_IMAGE
+
+
+def begins_run(flagged: int) -> bool:
+    """Whether a run of image tokens begins here."""
+    return bool(flagged & IMAGE and flagged & IMAGE_START)
+
+
+def image_starts(flagged: Sequence[int]) -> list[int]:
+    """Where images begin. Asked in each step of one, of all its entries: so without a call for each."""
+    return [index for index, value in enumerate(flagged) if value & _BEGINS_IMAGE == _BEGINS_IMAGE]
 
 
 def run_start(flagged: Sequence[int], index: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -93,25 +93,26 @@ class Projector:
     # -- images
 
     @contextmanager
-    def chunks(self, image: Image) -> Iterator[list[Any]]:
+    def chunks(self, image: Image, at_work: Callable[[], None] = lambda: None) -> Iterator[list[Any]]:
         """libmtmd's chunks of an image, valid inside. Scales it to the size that the tower takes.
 
-        An image without pixels tells its chunks' sizes only.
+        An image without pixels tells its chunks' sizes only. ``at_work`` is called right before libmtmd scales.
         """
         pixels = ctypes.cast(ctypes.c_char_p(image.rgb8), _PIXELS) if image.rgb8 else None  # libmtmd copies them
         bitmap: Any = M.mtmd_bitmap_init(image.width, image.height, pixels)
         chunks: Any = M.mtmd_input_chunks_init()
         try:
-            self._tokenize(bitmap, chunks)
+            self._tokenize(bitmap, chunks, at_work)
             yield [M.mtmd_input_chunks_get(chunks, index) for index in range(M.mtmd_input_chunks_size(chunks))]
         finally:
             M.mtmd_input_chunks_free(chunks)
             M.mtmd_bitmap_free(bitmap)
 
-    def _tokenize(self, bitmap: Any, chunks: Any) -> None:
+    def _tokenize(self, bitmap: Any, chunks: Any, at_work: Callable[[], None]) -> None:
         marker = M.mtmd_default_marker()
         text = M.mtmd_input_text(marker, len(marker), False, True)
         with self._turn, self._log.collecting() as lines:
+            at_work()
             status = M.mtmd_tokenize(self._context, chunks, ctypes.byref(text), (ctypes.c_void_p * 1)(bitmap), 1)
         if status != 0:
             words = lines[-1] if lines else f"status {status}"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
 
 from xlm_engine.vision.image import Image
 from xlm_engine.vision.mtmd import Projector
+
+HANDOVER_S: Final = 0.002  # the most that is waited until libmtmd has the image, lest another one is in its way
 
 
 class _Chunks(NamedTuple):
@@ -26,11 +30,17 @@ class Scaled:
         self.image: Image | None = None  # which one
 
     def begin(self, image: Image) -> None:
-        """Lets another image go."""
+        """Lets another image go.
+
+        Waits until libmtmd is at work, which takes a copy of the pixels: else the worker would wait for this thread to
+        let go of the interpreter, again and again.
+        """
         if self.image is image:
             return
         self.let_go()
-        self.image, self._work = image, self._worker.submit(self._scale, image)
+        at_work = threading.Event()
+        self.image, self._work = image, self._worker.submit(self._scale, image, at_work.set)
+        at_work.wait(HANDOVER_S)
 
     def done(self, image: Image) -> bool:
         return self.image is image and self._work is not None and self._work.done()
@@ -51,9 +61,9 @@ class Scaled:
         self.let_go()
         self._worker.shutdown()
 
-    def _scale(self, image: Image) -> _Chunks:
+    def _scale(self, image: Image, at_work: Callable[[], None]) -> _Chunks:
         held = ExitStack()
-        chunks = held.enter_context(self._projector.chunks(image))
+        chunks = held.enter_context(self._projector.chunks(image, at_work))
         return _Chunks(held, [chunk for chunk in chunks if self._projector.is_image(chunk)])
 
 

@@ -205,8 +205,7 @@ class VisionTower:
             self._bring_in(seen)
             seen.embeddings[run] = self._encode(seen, run)
         if seen.encoded:
-            self._scaled.let_go()
-            seen.image = None
+            seen.image = None  # what was scaled of it goes with the next image, or with the phase
             self.n_encoded += 1
         return True
 
@@ -265,9 +264,8 @@ class VisionTower:
 
     def end_phase(self) -> bool:
         """The last image is encoded: the device is the language model's again. False: it was already."""
+        was_open, self._phase_open = self._phase_open, False
+        if was_open:
+            self._device.end_vision()  # first: from then on the language model's copies are on their way
         self._scaled.let_go()
-        if not self._phase_open:
-            return False
-        self._phase_open = False
-        self._device.end_vision()
-        return True
+        return was_open

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +14,7 @@ from tests.integration.engine.vision_rig import Rig, rig
 from tests.support.stock_vlm import StockVlm, marker, stock_vlm
 from tests.support.vlm import Files, frame, write_vlm
 from xlm.protocol import link
+from xlm_engine import shapes
 from xlm_engine.vision.image import Image
 from xlm_engine.vision.mtmd import Projector
 from xlm_engine.vision.scaled import Scaled
@@ -274,9 +275,9 @@ def scaling(clean: Rig, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     assert clean.runtime.vision is not None
     clean.runtime.vision.end_phase()
 
-    def waiting(self: Projector, image: Image) -> AbstractContextManager[list[Any]]:
+    def waiting(self: Projector, image: Image, *at_work: Callable[[], None]) -> AbstractContextManager[list[Any]]:
         assert not image.rgb8 or go_on.wait(30), "everybody waits for the image"
-        return chunks(self, image)
+        return chunks(self, image, *at_work)
 
     monkeypatch.setattr(Projector, "chunks", waiting)
     return go_on
@@ -396,6 +397,17 @@ def test_the_language_model_begins_to_come_back_with_the_end_of_the_phase(clean:
     clean.set_budget(0)  # while they may be on their way
     assert clean.device.memory().used_bytes == 0
     assert uploaded > 0
+
+
+def test_the_step_of_image_tokens_follows_the_encoding_at_once(clean: Rig, scaling: threading.Event) -> None:
+    gen_id = clean.start("Look.", [picture(320, 240)], system=SYSTEM)
+    clean.batcher.step()  # the text before it
+    sequence = next(iter(clean.batcher._active.values())).sequence
+    assert sequence is not None
+    scaling.set()
+    clean.batcher.step()
+    assert any(map(shapes.is_image, sequence.tokens))
+    clean.finish(gen_id)
 
 
 # -- memory

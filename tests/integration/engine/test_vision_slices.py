@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -42,9 +43,9 @@ def test_an_image_is_scaled_once_for_all_its_slices(files: Files, monkeypatch: p
     image, chunks = Image.from_rgb8(frame(*SIZE), *SIZE), Projector.chunks
     scaled: list[bytes] = []
 
-    def counted(self: Projector, image: Image) -> AbstractContextManager[list[Any]]:
+    def counted(self: Projector, image: Image, *at_work: Callable[[], None]) -> AbstractContextManager[list[Any]]:
         scaled.extend([image.rgb8] if image.rgb8 else [])
-        return chunks(self, image)
+        return chunks(self, image, *at_work)
 
     monkeypatch.setattr(Projector, "chunks", counted)
     with rig(files) as engine:

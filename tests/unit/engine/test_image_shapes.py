@@ -24,6 +24,9 @@ def test_a_run_says_what_it_is() -> None:
     assert len(run) == 9
     assert all(map(shapes.is_image, run))
     assert [shapes.begins_image(value) for value in run] == [True] + [False] * 8
+    further = image(9, 4, part=1)
+    assert [shapes.begins_run(value) for value in further] == [True] + [False] * 8
+    assert shapes.image_starts([7, *run, 7, *further, *image(3, 1)]) == [1, 20]
     assert shapes.n_positions(run) == 4
     assert run == image(9, 4)
 
