@@ -39,6 +39,7 @@ bool Cache::place_resident(SubLayer & sublayer, uint64_t reserve_bytes) {
     drop_slots(sublayer);
     sublayer.copy = inner_.allocate(Purpose::resident, sublayer.device_bytes);
     sublayer.uploaded = false;
+    sublayer.begun_bytes = 0;
     if (!sublayer.copy) note_refusal();
     return sublayer.copy && point_at_copy(sublayer); // operations on nothing name it without an upload
 }
@@ -148,6 +149,7 @@ void Cache::drop_copy(SubLayer & sublayer) {
     if (std::exchange(sublayer.arrives, nullptr)) inner_.synchronize(Stream::upload);
     sublayer.copy.reset();
     sublayer.uploaded = false;
+    sublayer.begun_bytes = 0;
     for (auto & weight : sublayer.weights)
         nowhere(weight->shadow);
     stats_.n_evictions++;

@@ -71,6 +71,7 @@ private:
     std::vector<SubLayer *> wanted_copies();
     std::vector<SubLayer *> wanted_for_image();
     bool queue_copies(const std::vector<SubLayer *> & copies, bool output);
+    void begin_output(const std::vector<SubLayer *> & copies);
     bool settle_copies(const std::vector<SubLayer *> & wanted, uint64_t reserve_bytes, uint64_t max_bytes,
                        uint64_t & uploaded_bytes);
 };

@@ -161,7 +161,7 @@ Executor::Outcome Executor::upload_copies(const Segment & segment) {
         return fed == WorkAhead::Fed::interrupted ? Outcome::interrupted : Outcome::lost;
     };
     for (SubLayer * sublayer : segment.residents) {
-        if (sublayer->uploaded && !core_.cache.await(*sublayer)) return Outcome::lost;
+        if (!core_.cache.await(*sublayer)) return Outcome::lost;
         if (sublayer->uploaded) continue;
         const WorkAhead::Fed fed = ahead_.upload(core_.cache, *sublayer, gate);
         if (fed != WorkAhead::Fed::done) return outcome(fed);

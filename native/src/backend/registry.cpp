@@ -265,6 +265,7 @@ void Registry::forget(const ggml_tensor * tensor) {
         SubLayer & sublayer = *weight->second->sublayer;
         sublayer.copy.reset(); // the copy holds offsets of all its weights
         sublayer.uploaded = false;
+        sublayer.begun_bytes = 0;
         sublayer.arrives = nullptr;
         sublayer.packed.clear();
         if (sublayer.experts) sublayer.experts->forget_slots();

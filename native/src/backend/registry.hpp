@@ -73,7 +73,8 @@ struct SubLayer {
     // Residency, owned by the holder of the device gate.
     DeviceBuffer copy;
     bool uploaded = false;
-    ggml_backend_event_t arrives = nullptr; // on the upload stream; nullptr: whoever computes need not wait for it
+    uint64_t begun_bytes = 0;               // of its first weight: queued on the upload stream before the rest is
+    ggml_backend_event_t arrives = nullptr; // all of it, or what is begun, on the upload stream; nullptr: it is there
     std::vector<char> packed; // of a small group: its copy as it is uploaded, in one piece; empty until then
     std::unique_ptr<ExpertState> experts; // nullptr: no experts, or of a form that is only handled as a whole
 

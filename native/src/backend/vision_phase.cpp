@@ -9,6 +9,9 @@ namespace xlm {
 
 namespace {
 
+// Of an output matrix, while llama.cpp makes the step of image tokens ready: that takes longer.
+constexpr uint64_t kHeadStartNs = 300'000;
+
 uint64_t held_bytes(const SubLayer & sublayer) {
     return sublayer.copy.bytes() + (sublayer.experts ? sublayer.experts->slots.bytes() : 0);
 }
@@ -66,7 +69,7 @@ std::vector<SubLayer *> Core::wanted_for_image() {
 
 // As many as may be queued without making a reclaim wait, in the order in which a step needs them; others come with the
 // step itself. What fits is decided by rank. The output matrix comes last: a step of image tokens does without it, and
-// what that step sends up would wait behind it.
+// what that step sends up would wait behind it. Its beginning goes up until then.
 void Core::bring_back() {
     if (!inner.usable() || !inner.has_events()) return;
     std::vector<SubLayer *> coming;
@@ -76,6 +79,18 @@ void Core::bring_back() {
                      [](const SubLayer * a, const SubLayer * b) { return use(*a) < use(*b); });
     cache.changed();
     output_is_to_come = queue_copies(coming, false);
+    if (output_is_to_come) begin_output(coming);
+}
+
+void Core::begin_output(const std::vector<SubLayer *> & copies) {
+    WorkAhead ahead(inner, stats, Stream::upload, upload_pace);
+    for (SubLayer * sublayer : copies) {
+        const bool begins = sublayer->kind == XLM_KIND_OUTPUT && sublayer->copy && !sublayer->weights.empty();
+        if (!begins || sublayer->uploaded || sublayer->begun_bytes > 0) continue;
+        const WorkAhead::Fed fed = ahead.begin_upload(cache, *sublayer, kHeadStartNs);
+        if (fed != WorkAhead::Fed::done || !cache.on_its_way(*sublayer)) lose_device();
+        return; // one, so that no more is queued than that
+    }
 }
 
 // Behind what the first step after the phase was given.
@@ -91,7 +106,7 @@ bool Core::queue_copies(const std::vector<SubLayer *> & copies, bool output) {
     for (SubLayer * sublayer : copies) {
         if (sublayer->uploaded || !sublayer->copy || (sublayer->kind == XLM_KIND_OUTPUT) != output) continue;
         queued_ns += upload_pace.predict_ns(sublayer->device_bytes);
-        if (queued_ns > kQueueNs) return false;
+        if (queued_ns > kQueueNs - kHeadStartNs) return false;
         if (ahead.upload(cache, *sublayer, nullptr) == WorkAhead::Fed::done && cache.on_its_way(*sublayer)) continue;
         lose_device();
         return false;

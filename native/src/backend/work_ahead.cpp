@@ -10,6 +10,7 @@ namespace {
 
 constexpr uint64_t kPieceBytes = 4 << 20;
 constexpr uint64_t kPackedBytes = 4 << 20; // the most that is kept twice on the host, of a model
+constexpr uint64_t kBegunAlignment = 4096;
 // Events come from a pool that is reused in turn; the ring has its share of it too.
 constexpr size_t kMaxItems = 64;
 // A wait that took this long found the work unfinished, so it ended when the work did.
@@ -66,13 +67,25 @@ WorkAhead::Fed WorkAhead::upload(Cache & cache, SubLayer & sublayer, Gate * gate
 }
 
 WorkAhead::Fed WorkAhead::upload_weights(SubLayer & sublayer, Gate * gate) {
+    uint64_t begun_bytes = std::exchange(sublayer.begun_bytes, 0);
     for (auto & weight : sublayer.weights) {
         const size_t bytes = ggml_nbytes(weight->tensor);
-        const Fed fed = upload(weight->shadow, weight->tensor->data, 0, bytes, gate);
+        const Fed fed = upload(weight->shadow, weight->tensor->data, std::exchange(begun_bytes, 0), bytes, gate);
         if (fed != Fed::done) return fed;
         stats_.bytes_resident_uploaded += bytes;
     }
     return Fed::done;
+}
+
+// Whoever has the rest uploaded on another stream waits for these first (SubLayer::arrives).
+WorkAhead::Fed WorkAhead::begin_upload(Cache & cache, SubLayer & sublayer, uint64_t ns) {
+    if (!cache.point_at_copy(sublayer)) return Fed::lost;
+    Weight & first = *sublayer.weights.front();
+    const uint64_t within = upload_pace_.cost_within(ns) / kBegunAlignment * kBegunAlignment;
+    const uint64_t bytes = std::min<uint64_t>(ggml_nbytes(first.tensor), within);
+    const Fed fed = upload(first.shadow, first.tensor->data, 0, bytes, nullptr);
+    sublayer.begun_bytes = fed == Fed::done ? bytes : 0;
+    return fed;
 }
 
 // Many tensors of a few bytes each: a copy of its own would cost each of them far more than its bytes.

@@ -31,6 +31,8 @@ public:
     Fed upload(ggml_tensor & target, const void * data, size_t begin, size_t end, Gate * gate);
     // The same for a whole sub-layer whose memory is there. It counts as uploaded once all is queued.
     Fed upload(Cache & cache, SubLayer & sublayer, Gate * gate);
+    // The first bytes of it, as many as go up in `ns`.
+    Fed begin_upload(Cache & cache, SubLayer & sublayer, uint64_t ns);
     // The event behind the newest work; nullptr when nothing is queued.
     ggml_backend_event_t newest() const { return items_.empty() ? nullptr : items_.back().event; }
     // Waits for all of it.

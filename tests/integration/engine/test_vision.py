@@ -399,6 +399,39 @@ def test_the_language_model_begins_to_come_back_with_the_end_of_the_phase(clean:
     assert uploaded > 0
 
 
+def sent_up(engine: Rig) -> tuple[int, int]:
+    """Bytes since the trace was read last: what went up, and what of it belongs to copies that are whole."""
+    sent = sum(event.bytes for event in engine.device.read_trace(1 << 12) if event.kind == "upload")
+    whole = engine.device.stats()["bytes_resident_uploaded"]
+    engine.device.reset_stats()
+    return sent, whole
+
+
+def test_an_output_matrix_begins_to_come_back_with_the_phase_and_nothing_of_it_goes_up_twice(
+    clean: Rig, stock: StockVlm
+) -> None:
+    clean.set_budget(64 * MIB)
+    clean.say("Words.", [], session="words")
+    clean.device.trim()
+    image = picture(320, 240)
+    encode(clean, image)
+    assert clean.runtime.vision is not None
+    clean.device.trace(1 << 12)
+    clean.device.reset_stats()
+    clean.runtime.vision.end_phase()
+    sent, whole = sent_up(clean)
+    clean.batcher.budget_changed()
+    while not clean.batcher.settle(1 << 40):
+        pass
+    rest, rest_whole = sent_up(clean)
+    clean.device.trace(0)
+    padding = sent + rest - whole - rest_whole  # of the small tensors' copy
+    output = sum(sub.device_bytes for sub in clean.runtime.language_sublayers() if sub.kind == "output")
+    assert 0 <= padding < 1 << 16
+    assert padding < sent - whole <= padding + output
+    assert clean.say("Look.", [image], system=SYSTEM) == stock.greedy(prompt("Look.", 1), [image], 12)
+
+
 def test_the_step_of_image_tokens_follows_the_encoding_at_once(clean: Rig, scaling: threading.Event) -> None:
     gen_id = clean.start("Look.", [picture(320, 240)], system=SYSTEM)
     clean.batcher.step()  # the text before it
