@@ -23,7 +23,7 @@ from xlm_broker.planner.sharding.shapes import (
     scratch_bytes,
 )
 from xlm_broker.planner.sharding.tensors import FileTensor, expert_products, grouped, products
-from xlm_broker.planner.sharding.work import Attention, ModelWork, Unit
+from xlm_broker.planner.sharding.work import Attention, ModelWork, Unit, of_outputs
 
 READ_TIMEOUT_S: Final = 60.0
 MAX_PIECE_BYTES: Final = 64 << 20
@@ -113,13 +113,13 @@ class _Header:
             n_ff_expert=self.number("expert_feed_forward_length") or self.number("feed_forward_length"),
         )  # fmt: skip
 
-    def units(self, shape: ModelShape, n_ctx: int, kv_type: str) -> list[Unit]:
+    def units(self, shape: ModelShape, n_ctx: int, kv_type: str) -> tuple[Unit, ...]:
         groups = grouped(self.tensors)
         self.small_bytes = sum(t.n_bytes for key, tensors in groups.items() if key[1] == "small" for t in tensors)
         groups = {key: tensors for key, tensors in groups.items() if key[1] != "small"}
         layers = sorted((k for k in groups if k[1] in _ORDER), key=lambda k: (k[0], _ORDER.index(k[1])))
         last = sorted((k for k in groups if k[1] not in _ORDER), key=lambda k: k[1])
-        return [self._unit(i, *k, groups[k], shape, n_ctx, kv_type) for i, k in enumerate([*layers, *last])]
+        return of_outputs(self._unit(i, *k, groups[k], shape, n_ctx, kv_type) for i, k in enumerate([*layers, *last]))
 
     def _unit(
         self, index: int, layer: int, kind: Kind, tensors: list[FileTensor], shape: ModelShape, n_ctx: int, kv_type: str
@@ -139,5 +139,4 @@ class _Header:
             experts=expert_products(tensors, shape.n_expert, shape.n_expert_used) if sparse else (),
             attention=cache if has_kv else None,
             small_ops=shape.small_ops(kind),
-            last_token_only=kind == "output",
         )

@@ -7,6 +7,8 @@ after the other and, from a mapped file, through pageable memory (ggml-backend.c
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,10 +43,11 @@ def stock_step_ns(planning: Planning, tier: int, n_gpu_layers: int) -> float:
     offload = costs.points[tier].tokens >= OFFLOAD_TOKENS
     modes = np.where(resident | offload, RESIDENT, CPU).astype(np.uint8)
     computing = float(costs.compute[tier, modes, np.arange(costs.n_units)].sum())
-    hops = float(hop_times(costs, np.array([tier]), modes[None])[0])
+    alone = replace(costs, home=np.zeros(costs.n_tiers), mask=np.zeros(costs.n_tiers))  # caches stay where they are
+    hops = float(hop_times(alone, np.array([tier]), modes[None])[0])
     copied = float(costs.upload[tier, STREAM_KV][~resident].sum()) if offload else 0.0
     slower = planning.machine.link_bytes_s / planning.machine.pageable_bytes_s
-    return computing + hops + copied * slower + costs.step
+    return computing + hops + copied * slower + float(costs.step[tier])
 
 
 def stock_times(planning: Planning, n_gpu_layers: int) -> tuple[float, float]:

@@ -26,7 +26,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from xlm_broker.planner.sharding.costs import CPU, RESIDENT, STREAM
+from xlm_broker.planner.sharding.costs import CPU, RESIDENT, STREAM, tokens_of
 from xlm_broker.planner.sharding.plan import Planning
 from xlm_broker.planner.sharding.predict import costs_at
 from xlm_broker.planner.sharding.workload import tier_of
@@ -83,11 +83,11 @@ def _highest(f: Callable[[float], float], low: float, high: float) -> float:
 def step_limit_ns(planning: Planning, tokens: int, depth: int, budget_bytes: int) -> float:
     """Of one step, by the rates the planner knows; with the work outside the graph (``costs.step``)."""
     costs, units = costs_at(planning, tokens, depth), planning.work.units
-    used = np.array([u.experts[0].used_share(tokens) if u.experts else 1.0 for u in units])
+    used = np.array([u.experts[0].used_share(tokens_of(u, costs.points[0])) if u.experts else 1.0 for u in units])
     cache = np.array([u.attention.kv_bytes_per_token * depth if u.attention else 0.0 for u in units])
     weights = costs.weight_bytes.astype(np.float64)
     scratch = planning.work.scratch_bytes[planning.tiers[tier_of(tokens, planning.tiers)]]
-    return costs.step + limit_ns(
+    return float(costs.step[0]) + limit_ns(
         cpu=costs.compute[0, CPU],
         device=np.minimum(costs.compute[0, RESIDENT], costs.compute[0, STREAM]),
         link_weights=weights * used / costs.link_bytes_ns,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil, inf
 from typing import Final
 
 import numpy as np
@@ -14,7 +15,7 @@ from xlm.errors import ShapeError
 
 from .hardware import Machine
 from .kernels import Kernels, Where
-from .work import ModelWork, Unit
+from .work import CELL_PAD, MASK_BYTES, ModelWork, Unit
 
 # Modes of a sub-layer in a step. LINK_MODES turns them into link.Tier placements.
 CPU, STREAM, RESIDENT, STREAM_KV = 0, 1, 2, 3  # STREAM_KV: weights and KV cache are copied for the step
@@ -24,12 +25,14 @@ RING_PIECES = 2  # one piece computes while the next is copied
 NOTHING, KV, EVERYTHING = 0, 1, 2
 
 CACHE_COPIES: Final = 2  # K and V
+ROWS_AT_ONCE: Final = 12  # attention sub-layers whose new rows of the cache go home together
 CACHE_PLACES: Final = 2  # the most that the ring has for caches alone: one is read while the next one is uploaded
 # Graphs that a sub-layer is submitted as: the parts of what is streamed come apart where the ring is short, attention
 # whose cache is in the ring has one for what reads it, and of resident ones neighbours are joined.
 STREAM_SUBMISSIONS: Final = 2.0
 CACHE_SUBMISSIONS: Final = 3.0
 RESIDENT_SUBMISSIONS: Final = 0.5
+BORDER_ROWS: Final = 2  # that cross between CPU and device, a copy each: the residual, and what the next one works on
 
 MAX_BYTES: Final = 1 << 62  # of a whole model; what the arrays below hold
 
@@ -41,12 +44,14 @@ class Capabilities:
     """What the engine can do. ``kv_streaming``: device attention without a lasting KV copy.
 
     ``expert_granular``: a miss of a few experts uploads those only (after the router, so it cannot be prefetched).
-    ``ring_across_steps``: what is prefetched at the end of a step is still there in the next.
+    ``ring_across_steps``: what is prefetched at the end of a step is still there in the next. ``ahead_ns``: of uploads
+    that are queued when the CPU begins with a sub-layer; until it is done nobody queues more.
     """
 
     kv_streaming: bool = False
     expert_granular: bool = False
     ring_across_steps: bool = False
+    ahead_ns: float = inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +78,11 @@ class Costs:
     upload: FloatArray
     link_share: FloatArray
     piece_share: FloatArray
-    hop_up: FloatArray  # [tier] host -> device
-    hop_down: FloatArray
-    step: float
+    hop_up: FloatArray  # [tier, unit] host -> device, before it
+    hop_down: FloatArray  # [tier, unit] device -> host, before it, and behind the last
+    home: FloatArray  # [tier] new rows of a cache to the host, before the CPU goes on
+    mask: FloatArray  # [tier] the causal mask to the device, once in a step that attends there
+    step: FloatArray  # [tier] outside of the graph
     weight_bytes: NDArray[np.int64]
     kv_bytes: NDArray[np.int64]
     piece_bytes: NDArray[np.int64]
@@ -106,7 +113,9 @@ class Costs:
     @cached_property
     def alone(self) -> FloatArray:
         """[tier, mode, unit] what the link copies beside a unit that waits for nothing, in ns of the idle link."""
-        return np.asarray(self.compute * self.slowdown * self.link_share, dtype=np.float64)
+        beside = self.compute * self.slowdown
+        beside[:, CPU] = np.minimum(beside[:, CPU], self.capabilities.ahead_ns)
+        return np.asarray(beside * self.link_share, dtype=np.float64)
 
     @cached_property
     def pace_cost(self) -> FloatArray:
@@ -129,6 +138,13 @@ class Costs:
     def plain_ring_bytes(self) -> NDArray[np.int64]:
         """[unit] the least ring that takes its pieces."""
         return np.asarray(RING_PIECES * self.piece_bytes + self.window_bytes, dtype=np.int64)
+
+    @cached_property
+    def beside_caches_bytes(self) -> NDArray[np.int64]:
+        """[unit] the least part of the ring that its weights need beside places for caches; none for experts, which go
+        through the window."""
+        by_window = (np.asarray(self.window_bytes) == 0) & bool(np.any(self.window_bytes))
+        return np.asarray(np.where(by_window, 0, RING_PIECES * self.piece_bytes), dtype=np.int64)
 
     @cached_property
     def ring_needs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -160,8 +176,10 @@ class Costs:
     def n_tiers(self) -> int:
         return len(self.points)
 
-    def ring_ns(self, ring_bytes: int) -> float:
-        return ring_bytes / self.link_bytes_ns
+    def ring_ns(self, ring_bytes: NDArray[np.int64] | int) -> FloatArray:
+        """Of the link, for what of a ring of so many bytes is not the experts' window."""
+        window = int(np.max(self.window_bytes, initial=0))
+        return np.asarray(np.maximum(ring_bytes - window, 0) / self.link_bytes_ns, dtype=np.float64)
 
 
 def build_costs(
@@ -179,16 +197,19 @@ def build_costs(
     compute, busy, upload, link_share = (np.stack([tier[a] for tier in filled])[:, :, which] for a in range(4))
     weights = np.array([u.device_bytes for u in work.units], dtype=np.int64)
     pieces = np.minimum(np.array([u.piece_bytes or u.device_bytes for u in work.units], dtype=np.int64), weights)
-    hop = np.array([_hop(work, machine, point) for point in points])
+    hops = np.array([_hops(work, machine, point) for point in points])
     behind = np.array([_behind_cache(unit, machine) for unit in distinct])
     before = np.where(behind > 0, np.maximum(filled[0][2][STREAM] - behind, 0.0), 0.0)
     read = np.array([[_cache_read(unit, point, kernels) for unit in distinct] for point in points])
     return Costs(
         points=tuple(points), compute=compute, busy=busy, upload=upload, link_share=link_share,
-        piece_share=pieces / np.maximum(weights, 1), hop_up=hop, hop_down=hop, step=machine.step_ns,
+        piece_share=pieces / np.maximum(weights, 1), hop_up=hops[:, :-1], hop_down=hops,
+        step=np.array([_step(machine, point) for point in points]),
         weight_bytes=weights, kv_bytes=np.array([u.kv_bytes for u in work.units], dtype=np.int64), piece_bytes=pieces,
         link_bytes_ns=machine.link_bytes_s / 1e9, capabilities=capabilities, alike=which,
         cache_read=read[:, which], cache_first=before[which], cache_last=behind[which],
+        home=np.array([_home(work, machine, point) for point in points]),
+        mask=np.array([_mask(machine, point) for point in points]),
     )  # fmt: skip
 
 
@@ -205,9 +226,34 @@ def _work_of(u: Unit) -> tuple[object, ...]:
     return (*sizes, u.matmuls, u.experts, u.attention)
 
 
-def _hop(work: ModelWork, machine: Machine, point: TierPoint) -> float:
-    copy = 1e9 * work.activation_bytes(point.tokens) / machine.link_bytes_s
-    return copy + machine.link_latency_ns + machine.host_sync_ns
+def _hops(work: ModelWork, machine: Machine, point: TierPoint) -> list[float]:
+    """ns before each unit and behind the last. A step's inputs are one copy; what only looks at outputs gets theirs."""
+    found, rows = [], 1
+    for unit in work.units:
+        copy = 1e9 * work.activation_bytes(1.0 if unit.kind == "output" else point.tokens) / machine.link_bytes_s
+        found.append(rows * (copy + machine.copy_ns) - machine.copy_ns)
+        rows = BORDER_ROWS
+    result = 1e9 * work.activation_bytes(1.0) / machine.link_bytes_s
+    return [ns + machine.link_latency_ns + machine.host_sync_ns for ns in (*found, result)]
+
+
+def _step(machine: Machine, point: TierPoint) -> float:
+    return machine.step_ns + point.tokens * (machine.step_token_ns + machine.step_cell_ns * cells(point))
+
+
+def _home(work: ModelWork, machine: Machine, point: TierPoint) -> float:
+    """Of one attention sub-layer, ns."""
+    rows = max((unit.attention.kv_bytes_per_token for unit in work.units if unit.attention), default=0.0)
+    return 1e9 * rows * point.tokens / machine.link_bytes_s + machine.copy_ns * CACHE_COPIES
+
+
+def _mask(machine: Machine, point: TierPoint) -> float:
+    return 1e9 * MASK_BYTES * point.tokens * cells(point) / machine.link_bytes_s
+
+
+def cells(point: TierPoint) -> int:
+    """Of the cache that a step touches."""
+    return CELL_PAD * ceil((point.depth + point.tokens) / CELL_PAD)
 
 
 def _tier(
@@ -226,9 +272,14 @@ def _tier(
     return compute, busy, upload, link_share
 
 
+def tokens_of(unit: Unit, point: TierPoint) -> float:
+    """That the unit computes."""
+    return 1.0 if unit.last_token_only else float(point.tokens)
+
+
 def unit_ns(unit: Unit, point: TierPoint, kernels: Kernels, where: Where) -> float:
     """Time of one sub-layer: its operations one after the other."""
-    tokens = 1.0 if unit.last_token_only else float(point.tokens)
+    tokens = tokens_of(unit, point)
     total = sum(kernels.matmul(where, op, tokens) for op in unit.matmuls)
     total += sum(kernels.experts(where, op, tokens) for op in unit.experts)
     if unit.attention is not None:
@@ -242,7 +293,7 @@ def _fill_uploads(
     point: TierPoint, machine: Machine, capabilities: Capabilities,
 ) -> None:  # fmt: skip
     whole = 1e9 * unit.device_bytes / machine.link_bytes_s + machine.copy_ns * _matrices(unit)
-    share = unit.experts[0].used_share(point.tokens) if unit.experts else 1.0
+    share = unit.experts[0].used_share(tokens_of(unit, point)) if unit.experts else 1.0
     upload[STREAM, i] = whole
     if capabilities.expert_granular and share < 0.5:  # which ones is known only after the router: the step waits
         alone = compute[STREAM, i]
@@ -253,7 +304,7 @@ def _fill_uploads(
         for array in (compute, busy, link_share, upload):
             array[STREAM_KV, i] = array[STREAM, i]
         return
-    cache = unit.attention.kv_bytes_per_token * point.depth
+    cache = min(unit.attention.kv_bytes_per_token * cells(point), unit.kv_bytes)
     upload[STREAM_KV, i] = whole + 1e9 * cache / machine.link_bytes_s + machine.copy_ns * CACHE_COPIES
 
 

@@ -103,10 +103,10 @@ def _shortest(costs: Costs, tier: int, levels: Sequence[IntArray], ring_bytes: i
     for link, shared in _TRIALS:
         cpu = (1.0 - link) * costs.compute[tier, CPU]
         device = _device_costs(costs, tier, ring_bytes, 1.0 - link - shared * k, link + shared * k)
-        path = _path(cpu, device, levels, float(costs.hop_up[tier]), float(costs.hop_down[tier]))
+        path = _path(cpu, device, levels, costs.hop_up[tier], costs.hop_down[tier])
         best = path if best is None else np.maximum(best, path)
     assert best is not None
-    return best + costs.step
+    return np.asarray(best + costs.step[tier], dtype=np.float64)
 
 
 def _device_costs(costs: Costs, tier: int, ring_bytes: int, chain: float, price: float) -> FloatArray:
@@ -120,15 +120,17 @@ def _device_costs(costs: Costs, tier: int, ring_bytes: int, chain: float, price:
     return np.stack([nothing, stream, chain * compute[RESIDENT]])
 
 
-def _path(cpu: FloatArray, device: FloatArray, levels: Sequence[IntArray], up: float, down: float) -> FloatArray:
+def _path(
+    cpu: FloatArray, device: FloatArray, levels: Sequence[IntArray], up: FloatArray, down: FloatArray
+) -> FloatArray:
     """[set] the shortest way through all units; it begins and ends on the CPU."""
     on_cpu_, on_device = np.zeros(1), np.full(1, np.inf)
     for unit, level in enumerate(levels):
-        to_cpu = np.minimum(on_cpu_, on_device + down) + cpu[unit]
-        to_device = np.minimum(on_device, on_cpu_ + up)
+        to_cpu = np.minimum(on_cpu_, on_device + down[unit]) + cpu[unit]
+        to_device = np.minimum(on_device, on_cpu_ + up[unit])
         on_cpu_ = np.repeat(to_cpu, len(level))
         on_device = (to_device[:, None] + device[level, unit][None, :]).ravel()
-    return np.minimum(on_cpu_, on_device + down)
+    return np.asarray(np.minimum(on_cpu_, on_device + down[-1]), dtype=np.float64)
 
 
 def _sums(values: IntArray, levels: Sequence[IntArray]) -> IntArray:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from xlm.protocol.link import ExpertPolicy, ExpertStats, ModelFacts, SubLayer
 
-from .costs import RESIDENT, RING_PIECES, STREAM, STREAM_KV, Costs, FloatArray, TierPoint
+from .costs import RESIDENT, RING_PIECES, STREAM, STREAM_KV, Costs, FloatArray, TierPoint, tokens_of
 from .hardware import CPU_OP_NS, CPU_OP_THREAD_NS, Machine
 from .kernels import Kernels
 from .work import F32_BYTES, Experts, ModelWork, Unit
@@ -178,7 +178,7 @@ def layer_ns(layer: Layer, rates_: Rates, point: TierPoint, slots: int, wait: fl
     of the last one the products come after."""
     if slots >= layer.count:
         return 0.0
-    op, tokens = layer.unit.experts[0], float(point.tokens)
+    op, tokens = layer.unit.experts[0], tokens_of(layer.unit, point)
     absent = missing(op, tokens, float(layer.coverage[slots]), slots)
     misses = miss_ns(rates_, absent, tokens, absent / layer.count, alone=slots == 0)
     beside = core * absent / (op.n_expert * op.used_share(tokens))
@@ -198,7 +198,7 @@ def with_slots(
     compute, busy, upload, share = (a.copy() for a in (costs.compute, costs.busy, costs.upload, costs.link_share))
     for layer, rate in zip(found, rates_, strict=True):
         for t, point in enumerate(costs.points):
-            alone, core = compute[t, RESIDENT, layer.at], core_ns(layer, kernels, float(point.tokens))
+            alone, core = compute[t, RESIDENT, layer.at], core_ns(layer, kernels, tokens_of(layer.unit, point))
             whole = alone + layer_ns(layer, rate, point, slots.get(layer.unit.index, 0), wait, core)
             for mode in (STREAM, STREAM_KV):
                 compute[t, mode, layer.at] = busy[t, mode, layer.at] = whole
@@ -237,7 +237,7 @@ def shared_out(
     """
     slots = {layer.unit.index: 0 for layer in found}
     left, heap = room_bytes, []
-    cores = [[core_ns(layer, kernels, float(point.tokens)) for point in points] for layer in found]
+    cores = [[core_ns(layer, kernels, tokens_of(layer.unit, point)) for point in points] for layer in found]
     for i, (layer, rate) in enumerate(zip(found, rates_, strict=True)):
         heap.append(_next(i, layer, rate, points, weights, 0, cores[i]))
     heapify(heap)

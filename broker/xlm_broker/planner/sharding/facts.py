@@ -17,7 +17,7 @@ from xlm_broker.planner.memory import scratch_bytes, tier_tokens
 from .quant import WeightType, weight_type
 from .shapes import router_product
 from .tensors import FileTensor, expert_products, grouped, products
-from .work import Attention, Experts, MatMul, ModelWork, SmallOp, Unit, small_ops
+from .work import Attention, Experts, MatMul, ModelWork, SmallOp, Unit, of_outputs, small_ops
 
 ORDER: Final = ("attention", "extras", "shared_experts", "experts", "ffn", "output")  # within a layer
 ASSUMED_GROUP: Final = 4  # query heads for each KV head
@@ -32,7 +32,7 @@ def work_from_facts(model: ModelFacts) -> ModelWork:
     _check(model)
     builder = _Builder(model, weight_type(model.quantisation))
     placeable = sorted((s for s in model.sublayers if s.kind in ORDER and s.device_bytes > 0), key=_position)
-    units = tuple(builder.unit(sub) for sub in placeable)
+    units = of_outputs(builder.unit(sub) for sub in placeable)
     small = [s for s in model.sublayers if s.kind == "small"]
     return ModelWork(
         name=model.name,
@@ -112,7 +112,6 @@ class _Builder:
             experts=experts,
             attention=self._attention(sub) if sub.kv_bytes else None,
             small_ops=self._small_ops(sub),
-            last_token_only=sub.kind == "output",
         )
 
     def _tensors(self, sub: SubLayer) -> list[FileTensor]:

@@ -84,7 +84,9 @@ LINK_UNDER_CPU_SHARE: Final = 0.95  # DMA has priority at the memory controller
 PAGEABLE_BYTES_S: Final = 12e9  # staging through a pinned buffer is bound by one core's memcpy
 COPY_NS: Final = 2_000.0  # a copy of many that are queued, besides its bytes: a descriptor, and a gap on the bus
 HOST_SYNC_NS: Final = 15_000.0  # a change between CPU and device: launch, event, wake-up
-STEP_NS: Final = 300_000.0  # outside the graph: sampling, batch set-up
+STEP_NS: Final = 300_000.0  # outside the graph: sampling, batch set-up ...
+STEP_TOKEN_NS: Final = 4_000.0  # ... of each token, with its embedding
+STEP_CELL_NS: Final = 0.35  # ... and of each token and cell of the cache, for the causal mask
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ class Machine:
     launch_ns: float = GPU_LAUNCH_NS
     submit_ns: float = 0.0  # of each graph that the device is given
     step_ns: float = STEP_NS
+    step_token_ns: float = STEP_TOKEN_NS
+    step_cell_ns: float = STEP_CELL_NS
     has_device: bool = True  # else everything is computed on the CPU, whatever the budget
 
     @property

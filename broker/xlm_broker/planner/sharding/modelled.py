@@ -17,12 +17,14 @@ from .hardware import Machine
 from .kernels import Kernels, Roofline, Where
 from .machine import guessed_machine, profiled_machine
 from .profile import MachineProfile
-from .work import F32_BYTES, Attention, Experts, MatMul
+from .work import CELL_PAD, F32_BYTES, MASK_BYTES, Attention, Experts, MatMul
 
 MODELLED: Final = "modelled card"  # how the note begins that a prediction is not of the machine at hand
-CELL_PAD: Final = 256  # llama.cpp computes attention over so many cells or a multiple
-MASK_BYTES: Final = 2  # F16, for each token and cell
+SYNC_NS: Final = 3_000.0  # the virtual GPU's: who waits for it looks at the clock, and pauses of threads are short
 # Defaults of xlm_sim.h, for what a configuration does not say.
+# Rows that small operations read and write; the virtual GPU counts their tensors. Weights of a norm are not counted.
+ROWS_OF_SMALL: Final[dict[str, float]] = {"SWIGLU": 3.0, "ADD": 3.0, "SUM_ROWS": 1.0}
+ROWS_OF_OTHERS: Final = 2.0
 SIM_FLOPS_S: Final = 1e12
 SIM_MEMORY_BYTES_S: Final = 100e9
 SIM_OP_LAUNCH_NS: Final = 3_000.0
@@ -87,6 +89,8 @@ def modelled_machine(
         link_latency_ns=card.link_latency_ns,
         copy_ns=card.link_latency_ns,  # the virtual link adds it to every copy
         pageable_bytes_s=min(card.link_bytes_s, base.pageable_bytes_s),
+        host_wait_ns=SYNC_NS,
+        host_sync_ns=SYNC_NS,
         launch_ns=card.op_launch_ns,
         submit_ns=card.graph_launch_ns,
     )
@@ -130,7 +134,8 @@ class Modelled:
     def small(self, where: Where, op: str, row_elements: int, tokens: float) -> float:
         if where != "gpu":
             return self.host.small(where, op, row_elements, tokens)
-        return self._ns(5.0 * row_elements * tokens, 3.0 * F32_BYTES * row_elements * tokens)
+        rows = ROWS_OF_SMALL.get(op, ROWS_OF_OTHERS) * tokens
+        return self._ns(5.0 * row_elements * tokens, rows * F32_BYTES * row_elements)
 
     def _ns(self, flops: float, read_bytes: float) -> float:
         by_flops, by_bytes = flops / self.card.flops_s, read_bytes / self.card.memory_bytes_s

@@ -10,7 +10,8 @@ and for sub-layer i with compute time d, upload u and W = the sum of uploads up 
 
     first  = (W - u) + u * piece share - U      until its first piece is there
     dur    = max(max(first, 0) + d,  max(W - U, 0) + d * piece share)
-    link   = min(dur * slowdown, room / share)  how long the link works beside it; room = min(W + R, total) - U
+    link   = min(dur * slowdown, room / share)  how long the link works beside it; room = min(W + R, total) - U;
+                                                beside the CPU no longer than what is queued when it begins lasts
     T     += hop + dur + link * (1 - 1 / slowdown)
     U     += link * share
 
@@ -30,7 +31,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from .costs import CACHE_PLACES, CPU, RESIDENT, STREAM_KV, Costs, FloatArray
+from .costs import CACHE_PLACES, CPU, RESIDENT, ROWS_AT_ONCE, STREAM_KV, Costs, FloatArray
 
 IntArray = NDArray[np.int64]
 ModeArray = NDArray[np.uint8]
@@ -66,7 +67,7 @@ class _Rows:
         self.compute, self.cost = costs.compute.take(flat), costs.pace_cost.take(flat)
         until, self.moved = upload.cumsum(axis=0), alone.cumsum(axis=0)
         self.total: FloatArray = upload.sum(axis=0)
-        self.fixed = costs.step + hop_times(costs, tier, modes)
+        self.fixed = costs.step[tier] + hop_times(costs, tier, modes)
         able = costs.capabilities.ring_across_steps
         ahead = np.minimum(ring_ns, _before_caches(costs, modes, until - upload, self.total)) if able else 0.0
         rows = np.flatnonzero((modes == STREAM_KV).any(axis=1)) if costs.capabilities.kv_streaming else np.arange(0)
@@ -142,9 +143,10 @@ def _before_caches(costs: Costs, modes: ModeArray, before: FloatArray, total: Fl
 def cache_places(costs: Costs, modes: ModeArray, ring_ns: FloatArray) -> IntArray:
     """[row] places for caches alone: as many as leave two of the largest pieces of weights, two at most."""
     caches = np.where(modes == STREAM_KV, costs.kv_bytes, 0).max(axis=1, initial=0)
-    weights = np.where((modes != CPU) & (modes != RESIDENT), costs.plain_ring_bytes, 0).max(axis=1, initial=0)
+    weights = np.where((modes != CPU) & (modes != RESIDENT), costs.beside_caches_bytes, 0).max(axis=1, initial=0)
     ring_bytes = np.rint(ring_ns * costs.link_bytes_ns).astype(np.int64)
-    return np.asarray(np.clip((ring_bytes - weights) // np.maximum(caches, 1), 0, CACHE_PLACES), dtype=np.int64)
+    fitting = np.clip((ring_bytes - weights) // np.maximum(caches, 1), 0, CACHE_PLACES)
+    return np.asarray(np.where(caches > 0, fitting, 0), dtype=np.int64)
 
 
 def _cache_limits(costs: Costs, modes: ModeArray, ring_ns: FloatArray, upload: FloatArray) -> FloatArray:
@@ -174,13 +176,32 @@ def _cache_limits(costs: Costs, modes: ModeArray, ring_ns: FloatArray, upload: F
 
 
 def hop_times(costs: Costs, tier: IntArray, modes: ModeArray) -> FloatArray:
-    """Sum of activation hops of each row: a step begins and ends on the host."""
-    device = modes != CPU
+    """[row] ns at the borders between CPU and device; a step begins and ends on the host."""
     if not costs.n_units:
         return np.zeros(len(tier))
-    changes = (device[:, 1:] ^ device[:, :-1]).sum(axis=1) + device[:, 0] + device[:, -1]
-    hops = changes // 2  # as many up as down
-    return np.asarray(hops * costs.hop_up[tier] + hops * costs.hop_down[tier], dtype=np.float64)
+    row, begin, end, left = _runs(costs, tier, modes)
+    at = tier[row]
+    hops = np.bincount(row, costs.hop_up[at, begin] + costs.hop_down[at, end] + left, len(tier))
+    attends = ((modes != CPU) & costs.cached).any(axis=1)
+    return np.asarray(hops + attends * costs.mask[tier], dtype=np.float64)
+
+
+def _runs(costs: Costs, tier: IntArray, modes: ModeArray) -> tuple[IntArray, IntArray, IntArray, FloatArray]:
+    """Of each run on the device its row, where it begins, what comes behind it, and ns for new rows of caches that are
+    there still; at the end of a step those go home while the output matrix computes."""
+    device = np.zeros((len(modes), costs.n_units + 2), dtype=np.bool_)
+    np.not_equal(modes, CPU, out=device[:, 1:-1])
+    row, at = np.divmod(np.flatnonzero(device[:, 1:] ^ device[:, :-1]), costs.n_units + 1)  # begins and ends in turn
+    row, begin, end = row[::2], at[::2], at[1::2]
+    if not costs.home.any():
+        return row, begin, end, np.zeros(len(row))
+    rows = np.zeros((len(modes), costs.n_units + 1), dtype=np.int32)
+    np.cumsum(device[:, 1:-1] & costs.cached, axis=1, out=rows[:, 1:])
+    left = costs.home[tier[row]] * ((rows[row, end] - rows[row, begin]) % ROWS_AT_ONCE)
+    last = np.flatnonzero(end == costs.n_units)
+    if not costs.cached[-1]:
+        left[last] = np.maximum(left[last] - costs.compute[tier[row[last]], modes[row[last], -1], -1], 0.0)
+    return row, begin, end, left
 
 
 # -- one step in detail --------------------------------------------------------------
@@ -220,13 +241,14 @@ def trace_step(costs: Costs, tier: int, modes: ModeArray, ring_ns: float) -> Ste
     if not (costs.capabilities.ring_across_steps and traced.segments):
         return traced
     traced = _trace(costs, tier, modes, ring_ns, max(0.0, traced.segments[-1].uploaded - traced.link))
-    more = max(0.0, traced.link + costs.step + traced.hops - traced.total)  # as in step_times
+    more = max(0.0, traced.link + float(costs.step[tier]) + traced.hops - traced.total)  # as in step_times
     return replace(traced, total=traced.total + more, wait=traced.wait + more)
 
 
 def _trace(costs: Costs, tier: int, modes: ModeArray, ring_ns: float, done: float) -> StepTrace:
     uploads = [float(costs.upload[tier, mode, i]) for i, mode in enumerate(modes)]
-    total, segments, now, until, device = sum(uploads), [], costs.step, 0.0, False
+    total, segments, now, until = sum(uploads), [], float(costs.step[tier]), 0.0
+    hops = _hops(costs, tier, modes)
     caches = np.flatnonzero(modes == STREAM_KV)
     early = sum(uploads[: caches[0]]) if len(caches) else total
     most = total + (min(ring_ns, early) if costs.capabilities.ring_across_steps else 0.0)
@@ -235,13 +257,23 @@ def _trace(costs: Costs, tier: int, modes: ModeArray, ring_ns: float, done: floa
         found = _cache_limits(costs, modes[None], np.array([ring_ns]), np.array(uploads)[:, None])
         limits = np.minimum(found[:, 0], most).tolist()
     for i, mode in enumerate(int(m) for m in modes):
-        hop = 0.0 if (mode != CPU) == device else float((costs.hop_down if device else costs.hop_up)[tier])
-        device, until = mode != CPU, until + uploads[i]
-        segment = _segment(costs, tier, i, mode, now, hop, done, until, uploads[i], min(until + ring_ns, limits[i]))
+        until += uploads[i]
+        segment = _segment(costs, tier, i, mode, now, hops[i], done, until, uploads[i], min(until + ring_ns, limits[i]))
         segments.append(segment)
         now, done = segment.end, segment.uploaded
-    last_hop = float(costs.hop_down[tier]) if device else 0.0
-    return _summed(costs, tier, segments, now + last_hop, last_hop, total)
+    return _summed(costs, tier, segments, now + hops[-1], hops[-1], total)
+
+
+def _hops(costs: Costs, tier: int, modes: ModeArray) -> list[float]:
+    """``hop_times`` before each unit and behind the last."""
+    found = np.zeros(costs.n_units + 1)
+    if costs.n_units:
+        _, begin, end, left = _runs(costs, np.array([tier]), modes[None])
+        found[begin] += costs.hop_up[tier, begin]
+        found[end] += costs.hop_down[tier, end] + left
+    attends = np.flatnonzero((modes != CPU) & costs.cached)
+    found[attends[:1]] += costs.mask[tier]
+    return [float(ns) for ns in found]
 
 
 def _segment(
@@ -251,7 +283,8 @@ def _segment(
     compute, share = float(costs.compute[tier, mode, i]), float(costs.link_share[tier, mode, i])
     lasting = max(compute, until + float(costs.lead[tier, mode, i]) - done)
     slowdown = max(1.0, float(costs.busy[tier, mode, i]) / max(compute, 1e-9))
-    link = min(lasting * slowdown, (limit - done) / share)
+    beside = min(lasting * slowdown, costs.capabilities.ahead_ns) if mode == CPU else lasting * slowdown
+    link = min(beside, (limit - done) / share)
     slowed = link * (1.0 - 1.0 / slowdown)
     end = now + hop + lasting + slowed
     return Segment(i, mode, now + hop, end, hop, lasting - compute, slowed, done + link * share)

@@ -98,7 +98,7 @@ class Plan:
         return 1e9 * self.planning.workload.decode_tokens / steps_ns if steps_ns else 0.0
 
     def trace(self, tier: int) -> StepTrace:
-        ring_ns = self.task.costs.ring_ns(self.solution.ring_bytes)
+        ring_ns = float(self.task.costs.ring_ns(self.solution.ring_bytes))
         return trace_step(self.task.costs, tier, self.solution.modes[tier], ring_ns)
 
     def predicted(self) -> dict[str, float]:

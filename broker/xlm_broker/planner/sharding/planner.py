@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 from msgspec.structs import replace as struct_replace
@@ -23,6 +24,7 @@ from .facts import work_from_facts
 from .kernels import Kernels
 from .machine import NO_PROFILE, guessed_machine, profiled_machine
 from .modelled import CardRates, Modelled, modelled_machine
+from .pipeline import cache_places
 from .plan import Plan, Planning, make_plan, prepare, require_device
 from .problem import StateArray, search_efforts
 from .profile import MachineProfile
@@ -177,6 +179,9 @@ class ShardingPlanner:
         return prepare(work, machine, self.workload, kernels=kernels, capabilities=able)
 
 
+RING_AHEAD_NS: Final = 8e6  # kRingAheadNs of the native part: what a reclaim may have to wait for
+
+
 def engine_capabilities(names: Sequence[str] = ENGINE_CAPABILITIES) -> Capabilities:
     """What an engine said it can do; without a word of it, what this release's does."""
     said = set(names)
@@ -184,6 +189,7 @@ def engine_capabilities(names: Sequence[str] = ENGINE_CAPABILITIES) -> Capabilit
         kv_streaming="kv_streaming" in said,
         expert_granular="expert_slots" in said,
         ring_across_steps="ring_across_steps" in said,
+        ahead_ns=RING_AHEAD_NS,
     )
 
 
@@ -255,7 +261,7 @@ def to_schedule(plan: Plan, model: ModelFacts, budget_bytes: int, schedule_id: i
 
 def _window_bytes(plan: Plan) -> int:
     """Part of the ring for experts without a slot: all of it where nothing else is streamed; else half, or less where
-    others need more."""
+    others need more, or caches the places that the plan counts on."""
     if not plan.used or not plan.experts:
         return 0
     part, costs = plan.largest_expert_bytes + PART_PADDING_BYTES, plan.task.costs
@@ -266,7 +272,10 @@ def _window_bytes(plan: Plan) -> int:
         return ring
     with_kv = (plan.solution.modes == STREAM_KV).any(axis=0)
     need = RING_PIECES * costs.piece_bytes + np.where(with_kv, costs.kv_bytes, 0)
-    least, room = WINDOW_PARTS * part, ring - int(need[others].max())
+    least = WINDOW_PARTS * part
+    places = int(cache_places(costs, plan.solution.modes, costs.ring_ns(np.full(len(plan.solution.modes), ring))).max())
+    held = places * int(costs.kv_bytes[with_kv].max(initial=0)) + int(costs.beside_caches_bytes[others].max())
+    room = ring - max(int(need[others].max()), held)
     return min(ring, max(WINDOW_PARTS // 2 * part, min(max(least, ring // 2), room)))
 
 

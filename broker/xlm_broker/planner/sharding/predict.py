@@ -28,7 +28,8 @@ def predicted_step(
     if model is not None and schedule.experts:
         slots = {index: policy.n_slots for index, policy in schedule.experts.items()}
         costs = ExpertPlans(planning, model, ()).costs_with(costs, slots)
-    return trace_step(costs, 0, modes_of(planning, tier.placement), costs.ring_ns(schedule.ring_bytes))
+    ring_ns = schedule.ring_bytes / costs.link_bytes_ns  # a schedule's is without the window
+    return trace_step(costs, 0, modes_of(planning, tier.placement), ring_ns)
 
 
 def costs_at(planning: Planning, tokens: int, depth: int) -> Costs:

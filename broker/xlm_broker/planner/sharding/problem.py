@@ -118,4 +118,4 @@ def on_cpu(task: Task) -> Solution:
 
 def simulate(costs: Costs, tier: IntArray, modes: ModeArray, ring_bytes: IntArray | int) -> FloatArray:
     """ns of a step for each row of modes."""
-    return step_times(costs, tier, modes, np.broadcast_to(ring_bytes / costs.link_bytes_ns, tier.shape))
+    return step_times(costs, tier, modes, np.broadcast_to(costs.ring_ns(ring_bytes), tier.shape))

@@ -104,7 +104,7 @@ class _Problem:
             barred=np.where((kv > 0) & (not able), np.inf, 0.0),
             shared=1.0 - 1.0 / np.maximum(slow.min(axis=1, initial=np.inf), 1.0),
             state_bytes=np.stack([kv, kv + weight]).astype(np.float64) * count, count=count.astype(np.float64),
-            fixed=float(weights.sum() * costs.step),
+            fixed=float(weights @ costs.step),
         )  # fmt: skip
 
     def tier_costs(self, tier: int, multipliers: FloatArray) -> FloatArray:

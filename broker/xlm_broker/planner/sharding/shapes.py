@@ -11,7 +11,7 @@ from xlm.errors import ShapeError
 from xlm_broker.planner.memory import tier_tokens
 
 from .quant import DEFAULT_WEIGHTS, WeightType, weight_type
-from .work import F32_BYTES, Attention, Experts, MatMul, ModelWork, SmallOp, Unit, small_ops
+from .work import F32_BYTES, Attention, Experts, MatMul, ModelWork, SmallOp, Unit, of_outputs, small_ops
 
 SHAPE_PIECE_BYTES: Final = 64 << 20  # large matrices are streamed in parts of this size
 FILE_TOLERANCE: Final = 0.15  # stated and computed file size may differ by so much
@@ -195,7 +195,7 @@ def model_work(shape: ModelShape, *, n_ctx: int, n_ubatch: int, kv_type: str = "
     units.append(_output(shape, len(units)))
     return ModelWork(
         name=shape.name,
-        units=tuple(units),
+        units=of_outputs(units),
         n_embd=shape.n_embd,
         n_ctx=n_ctx,
         n_ubatch=n_ubatch,
@@ -260,7 +260,6 @@ def _output(shape: ModelShape, index: int) -> Unit:
         _piece(products),
         matmuls=products,
         small_ops=shape.small_ops("output"),
-        last_token_only=True,
     )
 
 

@@ -24,7 +24,7 @@ class ExpertPlans:
     def __init__(self, planning: Planning, model: ModelFacts, routing: Sequence[ExpertStats]) -> None:
         self.layers = layers(model, planning.work, routing)
         self._plain = planning
-        hop_ns = float(planning.costs.hop_up[0]) if len(planning.costs.hop_up) else 0.0
+        hop_ns = float(planning.costs.hop_up[0].max()) if planning.costs.hop_up.size else 0.0
         self._wait_ns = wait_ns(planning.machine)
         self._rates = [rates(layer, planning.kernels, planning.machine, hop_ns) for layer in self.layers]
         self.planning = self._with({})

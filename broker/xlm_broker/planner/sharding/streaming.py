@@ -35,7 +35,7 @@ class Streaming:
         kept = _sums(orders.resident_gain[tiers], self._resident)[:, None]
         host = _sums(orders.cpu[tiers], ~self._resident)[:, None] - gain
         chain, lost = orders.chain[tiers, None] - kept - gain, orders.lost[tiers, None]
-        times = np.maximum(chain + lost * np.minimum(link, np.maximum(host, 0.0)), link + costs.step)
+        times = np.maximum(chain + lost * np.minimum(link, np.maximum(host, 0.0)), link + costs.step[tiers, None])
         best, case = times.argmin(axis=1), np.arange(len(tiers))
         self.least = times[case, best]  # [case] ns at the estimated crossing
         self._number = _cumulated(usable)

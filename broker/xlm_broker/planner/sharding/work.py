@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from xlm.protocol.link import Kind
 
 F32_BYTES = 4
+BEHIND_ATTENTION: Final = ("ffn", "experts", "shared_experts")
+CELL_PAD: Final = 256  # llama.cpp looks at so many cells of a cache or a multiple
+MASK_BYTES: Final = 2  # F16, for each token and cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,14 @@ class Unit:
     last_token_only: bool = False  # sees the step's outputs, not its tokens
 
 
+def of_outputs(units: Iterable[Unit]) -> tuple[Unit, ...]:
+    """Behind the last attention llama.cpp goes on with the tokens alone that are to have a result."""
+    found = tuple(units)
+    last = max((unit.layer for unit in found), default=-1)
+    ends = [unit.kind == "output" or (unit.kind in BEHIND_ATTENTION and unit.layer == last) for unit in found]
+    return tuple(replace(unit, last_token_only=end) for unit, end in zip(found, ends, strict=True))
+
+
 @dataclass(frozen=True)
 class ModelWork:
     """A model as the time model sees it. ``units`` in order of execution; only what can be placed.
@@ -134,7 +146,7 @@ class ModelWork:
         return sum(unit.device_bytes for unit in self.units) + self.small_bytes
 
     def activation_bytes(self, tokens: float) -> float:
-        """What crosses a border between CPU and device: one residual row of float32 a token."""
+        """A row of the residual, float32, for each token."""
         return F32_BYTES * self.n_embd * tokens
 
 

@@ -57,10 +57,11 @@ def _costs(rng: np.random.Generator, n: int, tiers: int, capabilities: Capabilit
     share = np.ones_like(compute)
     share[:, CPU] = rng.uniform(0.7, 1.0)
     pieces = (weights * rng.choice([0.25, 0.5, 1.0], n)).astype(np.int64)
-    hop = np.full(tiers, rng.uniform(5e3, 1e5))
+    hop = np.full((tiers, n + 1), rng.uniform(5e3, 1e5))
     return Costs(
         points=tuple(TierPoint(64**t, 0.0) for t in range(tiers)), compute=compute, busy=busy, upload=upload,
-        link_share=share, piece_share=pieces / weights, hop_up=hop, hop_down=hop, step=1e5,
+        link_share=share, piece_share=pieces / weights, hop_up=hop[:, :-1], hop_down=hop, step=np.full(tiers, 1e5),
+        home=np.zeros(tiers), mask=np.zeros(tiers),
         weight_bytes=weights, kv_bytes=kv.astype(np.int64), piece_bytes=pieces, link_bytes_ns=link,
         capabilities=capabilities, alike=np.arange(n),
     )  # fmt: skip

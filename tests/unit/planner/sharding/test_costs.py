@@ -62,3 +62,39 @@ def test_each_change_takes_half_of_what_the_cpus_threads_take_to_start() -> None
     both = (*on_cpu, graph("gpu", 0, 30_000))
     machine, _, _ = profiled_machine(MachineProfile(KEY, kernels=both), examples.SIM, threads=4)
     assert (machine.host_wait_ns, machine.host_sync_ns) == (30_000.0, 70_000.0)
+
+
+def test_of_a_streamed_cache_all_cells_come_that_a_step_looks_at() -> None:
+    at = {depth: costs_with(1, depth).upload[0, STREAM_KV, 0] for depth in (0.0, 255.0, 256.0, 511.0)}
+    assert at[0.0] == at[255.0] < at[256.0] == at[511.0]
+    costs = costs_with(1, 1e6)
+    whole = costs.weight_bytes[0] + costs.kv_bytes[0]
+    assert costs.upload[0, STREAM_KV, 0] == pytest.approx(whole / costs.link_bytes_ns)  # never more than there is
+
+
+def test_two_rows_a_token_cross_each_border_but_the_first_and_those_of_outputs() -> None:
+    rates = {"copy_ns": 100.0, "link_latency_ns": 10.0, "host_sync_ns": 1.0}
+    (hops,) = (costs := costs_with(7, **rates)).hop_down
+    row = 4.0 * examples.DENSE["n_embd"] / costs.link_bytes_ns
+    assert hops[0] == pytest.approx(7 * row + 11.0)
+    assert hops[1:-2] == pytest.approx(2 * 7 * row + 111.0)
+    assert hops[-2] == pytest.approx(2 * row + 111.0)
+    assert hops[-1] == pytest.approx(row + 11.0)
+    assert (costs.hop_up[0] == hops[:-1]).all()
+
+
+def test_new_rows_of_a_cache_and_the_mask() -> None:
+    costs = costs_with(7, 1000.0, copy_ns=100.0)
+    row = costs.kv_bytes[0] / 4096
+    assert costs.home[0] == pytest.approx(2 * 100.0 + 7 * row / costs.link_bytes_ns)
+    assert costs.mask[0] == pytest.approx(2 * 7 * 1024 / costs.link_bytes_ns)
+
+
+def test_outside_of_the_graph_each_token_counts_and_each_cell_of_the_mask() -> None:
+    rates = {"step_ns": 1000.0, "step_token_ns": 10.0, "step_cell_ns": 0.5}
+    assert costs_with(7, 1000.0, **rates).step[0] == pytest.approx(1000.0 + 7 * (10.0 + 0.5 * 1024))
+
+
+def test_behind_the_last_attention_only_outputs_are_computed() -> None:
+    one, many = costs_with(1).compute[0], costs_with(64).compute[0]
+    assert [bool(same) for same in (one == many).all(axis=0)] == [False, False, False, True, True]

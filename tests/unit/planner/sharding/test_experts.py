@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from xlm.protocol.link import CPU, RESIDENT, STREAM, DeviceFacts, ExpertStats, ModelFacts, Schedule, SubLayer
+from xlm.protocol.link import CPU, RESIDENT, STREAM, STREAM_KV, DeviceFacts, ExpertStats, ModelFacts, Schedule, SubLayer
 from xlm_broker.planner.sharding import CardRates, ShardingPlanner
 from xlm_broker.planner.sharding.costs import TierPoint
 from xlm_broker.planner.sharding.experts import (
@@ -187,6 +188,26 @@ def test_beside_the_experts_window_the_ring_takes_whole_matrices(budget_mib: int
     streamed = {i for tier in schedule.tiers for i, place in enumerate(tier.placement) if place == STREAM}
     plain = [s.largest_piece_bytes for s in MODEL.sublayers if s.index in streamed and s.kind != "experts"]
     assert 2 * max(plain, default=0) <= schedule.ring_bytes
+
+
+def test_the_experts_window_leaves_caches_the_places_that_the_plan_counts_on() -> None:
+    """By the rule of the native part: as many as leave two of the largest matrices that stream, two at most."""
+    device, seen = replace(DEVICE, capabilities=[*DEVICE.capabilities, "kv_streaming"]), set()
+    for kv_mib, budget_mib in product((3, 6), (30, 40, 60, 90)):
+        subs = [replace(s, kv_bytes=kv_mib * MIB) if s.kind == "attention" else s for s in MODEL.sublayers]
+        model = replace(MODEL, sublayers=subs)
+        schedule = ShardingPlanner(card=CARD).plan(model, device, budget_mib * MIB, schedule_id=1)
+        window = 4 * (subs[2].largest_expert_bytes + 4096)
+        for tier in schedule.tiers:
+            streamed = [s for s in subs if tier.placement[s.index] in (STREAM, STREAM_KV) and s.kind != "experts"]
+            if not any(tier.placement[s.index] == STREAM_KV for s in streamed):
+                continue
+            weights = 2 * max(s.largest_piece_bytes for s in streamed)
+            counted = schedule.ring_bytes + schedule.expert_window_bytes - window
+            places = min(2, (counted - weights) // (kv_mib * MIB))
+            assert min(2, (schedule.ring_bytes - weights) // (kv_mib * MIB)) == places
+            seen.add(places)
+    assert seen
 
 
 def test_a_ring_takes_two_pieces_where_one_alone_is_streamed() -> None:

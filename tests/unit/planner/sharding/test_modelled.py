@@ -26,6 +26,8 @@ def test_times_of_the_virtual_gpus_cost_model() -> None:
     experts = Experts("Q8_0", 256, 512, 8, 2, 8_000_000.0)
     assert kernels.experts("gpu", experts, 1) == pytest.approx(1000 + (2_000_000 + 4 * 2 * (256 + 512)) / 400)
     attention = Attention("F16", 64, 8, 2, 512.0)
+    assert kernels.small("gpu", "ADD", 1000, 4) == pytest.approx(1000 + 3 * 4 * 4000 / 400)
+    assert kernels.small("gpu", "RMS_NORM", 1000, 4) == pytest.approx(1000 + 2 * 4 * 4000 / 400)
     cells = 512  # 300 and the one of the step, padded
     assert kernels.attention("gpu", attention, 1, 301.0) == pytest.approx(1000 + (514 * cells + 2 * 4 * 512) / 400)
 
