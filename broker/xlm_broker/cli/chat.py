@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,8 +66,7 @@ def chat(
     ):
         if budget:
             client.set_budget(parse_budget(budget))
-        if warning := client.status().get("budget", {}).get("warning"):
-            print(f"note: {warning['message']}\n  hint: {_here(warning['hint'])}", file=sys.stderr)
+        _tell_shortage(client.status().get("budget", {}))
         talk = Chat(client, system, options, images)
         talk.once(once) if once is not None else talk.loop()
 
@@ -106,9 +105,11 @@ def _endpoint(endpoint: str, model: str, device: str, mmproj: str) -> Iterator[s
         yield broker.endpoint
 
 
-def _here(hint: str) -> str:
-    """What to do about it within this very program comes first."""
-    return f"/budget all, or --budget, lets the model have memory; else: {hint}"
+def _tell_shortage(budget: Mapping[str, Any]) -> None:
+    """Why the CPU alone answers; where nobody has decided yet, this very program can."""
+    if warning := budget.get("warning"):
+        here = "/budget all, or --budget SIZE; else " if budget.get("limited_by") == "idle" else ""
+        print(f"note: {warning['message']}\n  hint: {here}{warning['hint']}", file=sys.stderr)
 
 
 def parse_budget(text: str) -> str | None:

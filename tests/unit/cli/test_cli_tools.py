@@ -234,13 +234,14 @@ def test_chat_tells_of_a_file_that_is_not_there_before_it_waits(run, tmp_path, m
     assert "nowhere.gguf" in err.splitlines()[0]
 
 
-def test_chat_says_why_it_has_no_memory_of_the_device(run, broker: FakeBroker, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("limit", ["idle", "fixed"])
+def test_chat_says_why_it_has_no_memory_of_the_device(run, broker: FakeBroker, monkeypatch, limit: str) -> None:  # type: ignore[no-untyped-def]
     whole = _fake_status.status
     warning = {"code": "budget_infeasible", "message": "no client has said yet", "hint": "a game calls set_budget"}
 
     def status(now: _fake_status.Standing) -> messages.Status:
         made = whole(now)
-        return replace(made, budget={**made.budget, "warning": warning})
+        return replace(made, budget={**made.budget, "warning": warning, "limited_by": limit})
 
     code, out, err = run("chat", "-e", broker.endpoint, "--once", "Hi")
     assert (code, err) == (0, "")
@@ -248,7 +249,7 @@ def test_chat_says_why_it_has_no_memory_of_the_device(run, broker: FakeBroker, m
     code, again, err = run("chat", "-e", broker.endpoint, "--once", "Hi")
     assert (code, again) == (0, out)
     assert err.startswith("note: no client has said yet")
-    assert "/budget all" in err
+    assert ("/budget all" in err) is (limit == "idle")
     assert "a game calls set_budget" in err
 
 
