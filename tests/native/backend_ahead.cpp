@@ -70,8 +70,8 @@ struct Rig {
 };
 
 void test_weights_go_in_slices() {
+    xlm::Weight first, second; // outlive the ring
     Rig rig(8 << 20);
-    xlm::Weight first, second;
     const std::vector<xlm::Streamed> order = {rig.weight(first, 2 << 20), rig.weight(second, 1 << 20)};
     CHECK(rig.begin(order, 3));
     CHECK_EQ(rig.stats.bytes_streamed.get(), 3 * kSlice);
@@ -89,8 +89,8 @@ void test_weights_go_in_slices() {
 
 // Of the bytes that a graph touches, those of one tensor behind those of the other.
 void test_caches_go_in_slices() {
-    Rig rig(8 << 20);
     xlm::State keys, values;
+    Rig rig(8 << 20);
     const xlm::ByteRange of_keys{0, 2 * kSlice + 77}, of_values{kSlice / 2, 5 * kSlice};
     rig.state(keys, 1 << 20, {of_keys});
     rig.state(values, 1 << 20, {of_values});
@@ -106,8 +106,8 @@ void test_caches_go_in_slices() {
 }
 
 void test_what_is_held_back_goes_as_far_as_granted() {
-    Rig rig(8 << 20);
     xlm::State keys;
+    Rig rig(8 << 20);
     rig.state(keys, 2 << 20, {{0, 2 << 20}});
     const std::vector<xlm::Streamed> order = {{nullptr, 0, 0, 2 << 20, {&keys}}};
     CHECK(rig.begin(order, 6, true));
@@ -165,11 +165,14 @@ int count_ahead(const std::vector<xlm_trace_event> & events) {
     return n;
 }
 
-int count_ahead_of_step(toy::Pair & pair, std::mt19937 & random) {
-    CHECK_EQ(xlm_device_trace(4096), XLM_OK);
-    CHECK(pair.step(random, 1));
+// In steps by one graph, whose plan is taken again.
+int count_ahead_of_steps(toy::Pair & pair, std::mt19937 & random, int n_steps) {
+    constexpr uint32_t kEvents = 1 << 14;
+    const std::vector<int32_t> tokens = some_tokens(random, 1);
+    CHECK_EQ(xlm_device_trace(kEvents), XLM_OK);
+    CHECK(same_bits(pair.plain.steps(tokens, n_steps), pair.device.steps(tokens, n_steps)));
     uint64_t lost = 0;
-    const int n = count_ahead(read_trace(4096, lost));
+    const int n = count_ahead(read_trace(kEvents, lost));
     CHECK_EQ(lost, uint64_t{0});
     CHECK_EQ(xlm_device_trace(0), XLM_OK);
     return n;
@@ -186,16 +189,11 @@ void test_lulls_beside_experts_are_used() {
     const xlm_expert_policy uploaded{sizeof(xlm_expert_policy), 0, 1000, 0, 0, 0, 0, 0};
     const std::vector<xlm_expert_policy> policies(xlm_device_sublayer_count(), uploaded);
     set_placements(placement(XLM_PLACE_STREAM_KV, XLM_PLACE_STREAM), 1 << 20, 0, policies.data());
-    for (int i = 0; i < 3; i++) {
-        set_pace(kForeverNs);
-        CHECK_EQ(count_ahead_of_step(pair, random), 0);
-    }
-    int n_ahead = 0; // a lull is known once a plan is taken again
-    for (int i = 0; i < 200 && n_ahead == 0; i++) {
-        set_pace(kAtOnceNs);
-        n_ahead = count_ahead_of_step(pair, random);
-    }
-    CHECK(n_ahead > 0);
+    CHECK(pair.step(random, 1)); // the small tensors come
+    set_pace(kForeverNs);
+    CHECK_EQ(count_ahead_of_steps(pair, random, 16), 0);
+    set_pace(kAtOnceNs);
+    CHECK(count_ahead_of_steps(pair, random, 64) > 0);
     CHECK(pair.same_caches());
     CHECK_EQ(stats().n_fallback_cpu, uint64_t{0});
 }

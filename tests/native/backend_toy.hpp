@@ -277,20 +277,16 @@ public:
 
     // Logits of every token of the step; empty when the backend reports a failure.
     std::vector<float> step(const std::vector<int32_t> & tokens) {
-        const int n = static_cast<int>(tokens.size());
-        Graph graph = build(n);
-        ggml_backend_tensor_set(graph.tokens, tokens.data(), 0, tokens.size() * sizeof(int32_t));
-        std::vector<int64_t> cells(tokens.size());
-        for (int i = 0; i < n; i++)
-            cells[static_cast<size_t>(i)] = (n_past_ + i) % kCells;
-        ggml_backend_tensor_set(graph.cells, cells.data(), 0, cells.size() * sizeof(int64_t));
-        set_mask(graph.mask, n);
-        if (model_.on_xlm()) CHECK_EQ(xlm_device_begin_step(static_cast<uint32_t>(n)), XLM_OK);
-        status = ggml_backend_graph_compute(backend_.get(), graph.graph);
-        if (status != GGML_STATUS_SUCCESS) return {};
-        n_past_ += n;
-        std::vector<float> logits(static_cast<size_t>(ggml_nelements(graph.logits)));
-        ggml_backend_tensor_get(graph.logits, logits.data(), 0, ggml_nbytes(graph.logits));
+        Graph graph = build(static_cast<int>(tokens.size()));
+        return run(graph, tokens);
+    }
+
+    // The same tokens `n_times`, by one and the same graph; the logits of the last time.
+    std::vector<float> steps(const std::vector<int32_t> & tokens, int n_times) {
+        Graph graph = build(static_cast<int>(tokens.size()));
+        std::vector<float> logits;
+        for (int i = 0; i < n_times; i++)
+            logits = run(graph, tokens);
         return logits;
     }
 
@@ -387,6 +383,23 @@ private:
         ggml_tensor * values = ggml_cont(context, ggml_transpose(context, heads_of(context, v_[il])));
         ggml_tensor * mixed = ggml_permute(context, ggml_mul_mat(context, values, scores), 0, 2, 1, 3);
         return ggml_mul_mat(context, layer.o, ggml_cont_2d(context, mixed, kEmbd, n));
+    }
+
+    std::vector<float> run(Graph & graph, const std::vector<int32_t> & tokens) {
+        const int n = static_cast<int>(tokens.size());
+        ggml_backend_tensor_set(graph.tokens, tokens.data(), 0, tokens.size() * sizeof(int32_t));
+        std::vector<int64_t> cells(tokens.size());
+        for (int i = 0; i < n; i++)
+            cells[static_cast<size_t>(i)] = (n_past_ + i) % kCells;
+        ggml_backend_tensor_set(graph.cells, cells.data(), 0, cells.size() * sizeof(int64_t));
+        set_mask(graph.mask, n);
+        if (model_.on_xlm()) CHECK_EQ(xlm_device_begin_step(static_cast<uint32_t>(n)), XLM_OK);
+        status = ggml_backend_graph_compute(backend_.get(), graph.graph);
+        if (status != GGML_STATUS_SUCCESS) return {};
+        n_past_ += n;
+        std::vector<float> logits(static_cast<size_t>(ggml_nelements(graph.logits)));
+        ggml_backend_tensor_get(graph.logits, logits.data(), 0, ggml_nbytes(graph.logits));
+        return logits;
     }
 
     Graph build(int n) {
