@@ -4,7 +4,7 @@ MUL_MAT         (k, n, 0, 0)                             n x k weights times k x
 MUL_MAT_ID      (k, n, n_expert, n_expert_used)          the same per expert
 FLASH_ATTN_EXT  (head_dim, n_head, n_head_kv, context)   type: of the KV cache
 RMS_NORM, ...   (elements of a row, 0, 0, 0)             element-wise; type F32
-GRAPH           (0, 0, 0, 0)                             the smallest step there is: launch and synchronisation
+GRAPH           (0, 0, 0, 0)                             the smallest step: launch, synchronisation; cpu: waking
 """
 
 from __future__ import annotations

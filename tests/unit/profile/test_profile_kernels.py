@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from xlm_engine.profile import measure
 from xlm_engine.profile.backend import Arena, Backend
 from xlm_engine.profile.ggml import ggml
 from xlm_engine.profile.grid import KernelTask
@@ -172,6 +173,20 @@ def test_the_middle_one_of_some_looks_counts_where_threads_meet_often(
     task = KernelTask("cpu", "MUL_MAT_ID", "Q4_0", (256, 64, 8, 2), (1, 16), (2,))
     few, many = meter.points(task, lambda _point: True)
     assert (few.ns, many.ns) == (500, 2000)
+
+
+def test_threads_sleep_before_each_smallest_step_and_no_other(
+    backend: Backend, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("xlm_engine.profile.measure.time.sleep", slept.append)
+    meter = Meter(backend, memory, Limits(Effort(1e9, 3, 3)), lambda _load: nullcontext())
+    (start,) = meter.points(KernelTask("cpu", "GRAPH", "F32", (0, 0, 0, 0), (1,), (2,)), lambda _point: True)
+    assert start.ns > 0
+    assert slept == [measure.ASLEEP_S] * 6  # two trials, one to warm up, three samples
+    slept.clear()
+    assert list(meter.points(KernelTask("cpu", "ADD", "F32", (64, 0, 0, 0), (1,), (2,)), lambda _point: True))
+    assert not slept
 
 
 def test_too_slow_steps_are_left_out_and_counted(backend: Backend, memory: Memory) -> None:

@@ -106,7 +106,9 @@ def rates(layer: Layer, kernels: Kernels, machine: Machine, hop_ns: float) -> Ra
     row = 1e9 * F32_BYTES * ops[-1].n / machine.link_bytes_s
 
     def found(products: _OnCpu, threads: int) -> Rates:
-        fixed = hop_ns + products.fixed + machine.link_latency_ns  # the layer's input comes to the host; the way back
+        # the layer's input comes to the host, and the way back; half of waking the threads is in each hop
+        start_ns = machine.cpu_start_ns * (-0.5 if threads else 0.5)
+        fixed = max(0.0, hop_ns + start_ns) + products.fixed + machine.link_latency_ns
         part = products.part + COPIES_OF_A_PART * machine.link_latency_ns
         return Rates(upload, joined, max(1.0, products.one) + row, products.more + row, fixed, threads, part)
 

@@ -108,6 +108,7 @@ class Machine:
     pageable_bytes_s: float = PAGEABLE_BYTES_S
     host_sync_ns: float = HOST_SYNC_NS  # the mean of both directions: half of them start the CPU's threads
     host_wait_ns: float = HOST_SYNC_NS  # the host waits for the device, and goes on by one thread
+    cpu_start_ns: float = 0.0  # more where it goes on by all of them
     launch_ns: float = GPU_LAUNCH_NS
     submit_ns: float = 0.0  # of each graph that the device is given
     step_ns: float = STEP_NS

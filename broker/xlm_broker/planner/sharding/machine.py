@@ -88,7 +88,8 @@ def _with_changes(machine: Machine, profile: MachineProfile) -> Machine:
     device = min((float(p.ns) for p in graphs if p.device == "gpu"), default=machine.host_wait_ns)
     start = {p.threads: float(p.ns) for p in graphs if p.device == "cpu"}
     nearest = min(start, key=lambda n: abs(log(n / machine.cpu_threads)), default=0)
-    return replace(machine, host_wait_ns=device, host_sync_ns=device + start.get(nearest, 0.0) / 2.0)
+    cpu_ns = start.get(nearest, 0.0)
+    return replace(machine, host_wait_ns=device, host_sync_ns=device + cpu_ns / 2.0, cpu_start_ns=cpu_ns)
 
 
 def _queued_copy(points: Iterable[LinkPoint], default: float) -> float:

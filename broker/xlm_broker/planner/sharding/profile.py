@@ -6,7 +6,7 @@ Shapes. One point names an operation of ggml, a weight type and four numbers who
     MUL_MAT_ID      (k, n, n_expert, n_expert_used)  the same per expert; tokens x n_expert_used pairs
     FLASH_ATTN_EXT  (head_dim, n_head, n_head_kv, context)   type: the KV cache's
     RMS_NORM, ...   (elements of a row, 0, 0, 0)     element-wise; type F32
-    GRAPH           (0, 0, 0, 0)                     one empty step: launch, synchronisation
+    GRAPH           (0, 0, 0, 0)                     one empty step: launch, synchronisation; CPU: waking
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def test_each_change_takes_half_of_what_the_cpus_threads_take_to_start() -> None
 
     on_cpu = (graph("cpu", 1, 10_000), graph("cpu", 4, 80_000))
     machine, _, _ = profiled_machine(MachineProfile(KEY, kernels=on_cpu), examples.SIM, threads=4)
-    assert (machine.host_wait_ns, machine.host_sync_ns) == (15_000.0, 55_000.0)
+    assert (machine.host_wait_ns, machine.host_sync_ns, machine.cpu_start_ns) == (15_000.0, 55_000.0, 80_000.0)
     machine, _, _ = profiled_machine(MachineProfile(KEY, kernels=on_cpu), examples.SIM, threads=1)
     assert machine.host_sync_ns == 20_000.0
     both = (*on_cpu, graph("gpu", 0, 30_000))

@@ -148,6 +148,17 @@ def test_one_thread_computes_what_is_little_against_its_barriers() -> None:
     assert alone.cpu_fixed < kernels.barrier_ns, "and waits for nobody"
 
 
+def test_all_threads_are_woken_for_misses_and_one_is_awake() -> None:
+    planning = ShardingPlanner(card=CARD).planning(MODEL, DEVICE)
+    layer, machine, kernels = layers(MODEL, planning.work)[0], planning.machine, Barriers(planning.machine)
+    asleep = dataclasses.replace(machine, cpu_start_ns=8_000.0)
+    more = [rates(layer, kernels, one, hop_ns=20_000.0).cpu_fixed for one in (machine, asleep)]
+    assert more[1] - more[0] == pytest.approx(4_000.0), "the other half is in the hop"
+    kernels.barrier_ns = 200_000.0
+    less = [rates(layer, kernels, one, hop_ns=20_000.0).cpu_fixed for one in (machine, asleep)]
+    assert less[1] - less[0] == pytest.approx(-4_000.0)
+
+
 @given(
     upload=st.floats(1, 100), cpu=st.floats(1, 100), fixed=st.floats(0, 300), part=st.floats(0, 100),
     count=st.integers(0, 12),
