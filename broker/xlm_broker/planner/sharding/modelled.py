@@ -90,7 +90,7 @@ def modelled_machine(
         copy_ns=card.link_latency_ns,  # the virtual link adds it to every copy
         pageable_bytes_s=min(card.link_bytes_s, base.pageable_bytes_s),
         host_wait_ns=SYNC_NS,
-        host_sync_ns=SYNC_NS,
+        host_sync_ns=SYNC_NS + base.cpu_start_ns / 2.0,
         launch_ns=card.op_launch_ns,
         submit_ns=card.graph_launch_ns,
     )

@@ -9,6 +9,7 @@ from xlm.protocol.link import RESIDENT, DeviceFacts, SimConfig
 from xlm_broker.planner.sharding import CardRates, ShardingPlanner, card_of_sim, modelled_machine
 from xlm_broker.planner.sharding.machine import guessed_machine
 from xlm_broker.planner.sharding.modelled import Emulated, Modelled
+from xlm_broker.planner.sharding.profile import KernelPoint, MachineProfile, ProfileKey
 from xlm_broker.planner.sharding.work import Attention, Experts, MatMul
 
 from . import examples
@@ -76,6 +77,14 @@ def test_the_summary_says_whose_speed_it_is() -> None:
     here = ShardingPlanner().plan(model, SIM, 60 * MIB, schedule_id=1).summary
     assert "tokens/s (" in here
     assert "modelled" not in here
+
+
+def test_the_cpus_start_is_the_machines_also_beside_a_modelled_card() -> None:
+    start = KernelPoint("cpu", "GRAPH", "F32", (0, 0, 0, 0), 1, 2, "idle", 80_000)
+    profile = MachineProfile(ProfileKey("here", 2, "", "", "", ""), kernels=(start,))
+    without, with_start = (modelled_machine(CARD, found)[0] for found in (None, profile))
+    assert with_start.host_sync_ns - without.host_sync_ns == 40_000.0
+    assert with_start.host_wait_ns == without.host_wait_ns
 
 
 def test_an_exact_virtual_gpu_takes_the_cpus_times() -> None:
