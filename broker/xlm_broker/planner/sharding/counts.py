@@ -7,11 +7,10 @@ count an even spread lets the link work all the time with the smallest ring.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import permutations
 
 import numpy as np
 
-from .costs import EVERYTHING, KV, NOTHING, Costs
+from .costs import EVERYTHING, KV, NOTHING, Costs, FloatArray
 from .pipeline import IntArray
 from .problem import SMALL_UNITS, StateArray, state_bytes
 
@@ -19,12 +18,13 @@ FEW_COUNTS = 3  # of the first class, in large models, where each of the two is 
 PHASES = (0.0, 0.5, 1.0)  # first, middle of each block; 1: from end to end
 
 
-def counted_states(costs: Costs, rooms: Sequence[int]) -> list[tuple[int, StateArray]]:
-    """Sets from counts of the two heaviest classes, in small models without the rest too: (place of the room, set)."""
-    classes = _heaviest(costs)
+def counted_states(costs: Costs, rooms: Sequence[int], *, long: bool = False) -> list[tuple[int, StateArray]]:
+    """Sets from counts of the two heaviest classes, in small models without the rest too: (place of the room, set).
+
+    ``long``: there is time for more of them.
+    """
     found = []
-    # in small models every count of the one is tried, so that the other has its turn
-    for one, other in [(classes[0], classes[1])] if costs.n_units <= SMALL_UNITS else permutations(classes):
+    for one, other in _pairs(costs, long):
         firsts = list(_firsts(costs, one, other))
         kept = [state_bytes(costs, state) for state, _ in firsts]
         found += [
@@ -55,9 +55,22 @@ def _around(costs: Costs, small: bool) -> list[tuple[int, int]]:
     return [(EVERYTHING, KV), *([(NOTHING, KV)] if small else []), *streamed]
 
 
-def _heaviest(costs: Costs) -> list[IntArray]:
-    """Units of the two classes of most bytes, the class of the smaller units first; the second may be empty."""
-    total = np.bincount(costs.alike, weights=costs.weight_bytes.astype(np.float64))
+def _pairs(costs: Costs, long: bool) -> list[tuple[IntArray, IntArray]]:
+    """The two heaviest classes. In small models every count of the one is tried, so that the other has its turn; in
+    large ones, where there is time, those of several sub-layers too, with their caches."""
+    first, second = _heaviest(costs, costs.weight_bytes.astype(np.float64))
+    if costs.n_units <= SMALL_UNITS:
+        return [(first, second)]
+    if not long:
+        return [(first, second), (second, first)]
+    several = np.bincount(costs.alike)[costs.alike] > 1
+    one, other = _heaviest(costs, np.where(several, costs.weight_bytes + costs.kv_bytes, 0.0))
+    return [(first, second), (second, first), (one, other), (other, one)]
+
+
+def _heaviest(costs: Costs, size: FloatArray) -> list[IntArray]:
+    """Units of the two classes of most ``size``, the class of the smaller units first; the second may be empty."""
+    total = np.bincount(costs.alike, weights=size)
     classes = [np.flatnonzero(costs.alike == k) for k in np.argsort(-total)[:2]]
     classes.sort(key=lambda members: int(costs.weight_bytes[members[0]]))
     return [*classes, np.zeros(0, dtype=np.int64)][:2]
@@ -71,7 +84,8 @@ def _with_second(costs: Costs, second: IntArray, first: StateArray, phase: float
     """The same and as many of the second class as fit in what is left."""
     if not len(second):
         return first
-    state, each = first.copy(), int(costs.weight_bytes[second[0]])
+    at = second[0]
+    state, each = first.copy(), int(costs.weight_bytes[at] + (costs.kv_bytes[at] if first[at] == NOTHING else 0))
     state[_even(second, min(len(second), left // max(1, each)), phase)] = EVERYTHING
     return state
 

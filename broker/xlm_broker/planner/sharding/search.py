@@ -27,7 +27,18 @@ from .exact import MAX_UNITS, improve_exactly
 from .improve import ROUNDING, Improver
 from .orders import TierOrders
 from .pipeline import IntArray
-from .problem import SMALL_UNITS, Solution, StateArray, Task, kept_bytes, on_cpu, rings_for, simulate, stream_mode
+from .problem import (
+    EFFORT,
+    SMALL_UNITS,
+    Solution,
+    StateArray,
+    Task,
+    kept_bytes,
+    on_cpu,
+    rings_for,
+    simulate,
+    stream_mode,
+)
 from .relax import ROUNDS, Relaxation, relax
 from .streaming import Streaming
 
@@ -209,7 +220,7 @@ def _proposals(
         orders = [*_priced_orders(task.costs, relaxed), *plain_orders]
         states = [(order.filled(n_units, room - ring), ring) for order in orders for ring in rings]
         if counted:
-            found = counted_states(task.costs, [room - ring for ring in rings])
+            found = counted_states(task.costs, [room - ring for ring in rings], long=task.effort > EFFORT)
             states += [(state, rings[i]) for i, state in found]
     if not states:
         return []

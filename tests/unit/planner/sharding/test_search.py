@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xlm_broker.planner.sharding.costs import EVERYTHING, RESIDENT, Capabilities
+from xlm_broker.planner.sharding.counts import counted_states
 from xlm_broker.planner.sharding.plan import make_plan
 from xlm_broker.planner.sharding.planner import engine_capabilities
 from xlm_broker.planner.sharding.problem import Solution, Task, on_cpu, ring_for, state_bytes, stream_mode
@@ -187,3 +188,18 @@ def test_a_larger_budget_is_never_worth_less() -> None:
     planning = examples.planning(small, examples.DESKTOP, n_ctx=2048, capabilities=engine_capabilities())
     found = [make_plan(planning, budget * examples.MIB).solution.objective for budget in range(16, 160, 8)]
     assert all(after <= before * (1 + GOAL) for before, after in pairwise(found))
+
+
+def test_sets_are_counted_of_what_there_is_several_times_with_its_caches() -> None:
+    """Ten times attention and feed-forward part, and one output matrix that is heavier than all attention weights."""
+    attention, ffn, output = 100, 300, 2000
+    weights, kv = np.array([attention, ffn] * 10 + [output]), np.array([500, 0] * 10 + [0])
+    alike = np.array([0, 1] * 10 + [2])
+    costs = make_task(1, 21, kv_streaming=True).costs
+    costs = replace(costs, weight_bytes=weights, kv_bytes=kv, alike=alike)
+    room = 5 * (attention + 500)
+    sets = [state for _, state in counted_states(costs, [room], long=True)]
+    kept = [((state == EVERYTHING) & (alike == 0)).sum() for state in sets if not state[-1] and (state != 1).all()]
+    assert max(kept) == 5  # as many with their caches as fit
+    evenly = next(s for s in sets if ((s == EVERYTHING) & (alike == 0)).sum() == 5 and not s[1::2].any())
+    assert np.flatnonzero(evenly[::2]).tolist() == [0, 2, 4, 6, 8]
