@@ -298,9 +298,12 @@ void test_scratch_of_longer_steps_makes_room() {
     set_placements(std::vector<uint8_t>(mixed.size(), XLM_PLACE_STREAM), 64 << 10);
     CHECK(pair.step(random, 24));
     const uint64_t scratch_bytes = memory().scratch_bytes;
+    CHECK(stats().scratch_need_prefill_bytes > 0);
     CHECK_EQ(xlm_device_reset_stats(), XLM_OK);
+    CHECK_EQ(stats().scratch_need_prefill_bytes, uint64_t{0}); // the next model has needs of its own
     set_placements(mixed, 64 << 10);
     CHECK(pair.step(random, 1));
+    CHECK_EQ(stats().prefill_tokens_seen, uint64_t{0});
     check_books();
     CHECK(memory().scratch_bytes < scratch_bytes);
     CHECK_EQ(stats().n_fallback_cpu, uint64_t{0});

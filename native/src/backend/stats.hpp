@@ -76,7 +76,10 @@ struct Stats {
                                   &expert_bytes_uploaded,
                                   &expert_bytes_saved,
                                   &expert_passes,
-                                  &expert_whole})
+                                  &expert_whole,
+                                  &scratch_need_decode_bytes,
+                                  &scratch_need_prefill_bytes,
+                                  &prefill_tokens_seen})
             visit(*counter);
     }
 };
