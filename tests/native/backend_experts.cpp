@@ -543,7 +543,7 @@ void test_bad_calls() {
     CHECK_EQ(xlm_device_experts(0, nullptr, nullptr, 0), XLM_ERR_INVALID_ARGUMENT);
     CHECK_EQ(experts_of(0).n_experts, 0U); // the small group has none
     const std::vector<uint8_t> placement(xlm_device_sublayer_count(), XLM_PLACE_STREAM);
-    const xlm_tier_schedule tier{sizeof(xlm_tier_schedule), UINT32_MAX, placement.data(), 0};
+    const xlm_tier_schedule tier{sizeof(xlm_tier_schedule), UINT32_MAX, placement.data(), 0, 0};
     std::vector<xlm_expert_policy> policies(placement.size(), policy_of(3));
     xlm_schedule schedule{sizeof(xlm_schedule),
                           1,

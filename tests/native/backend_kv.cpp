@@ -95,8 +95,8 @@ void test_another_ring() {
 
 void set_tiers(uint8_t one, uint8_t many, uint64_t ring_bytes) {
     const std::vector<uint8_t> few = uniform(one), rest = uniform(many);
-    const xlm_tier_schedule tiers[] = {{sizeof(xlm_tier_schedule), 1, few.data(), 0},
-                                       {sizeof(xlm_tier_schedule), UINT32_MAX, rest.data(), 0}};
+    const xlm_tier_schedule tiers[] = {{sizeof(xlm_tier_schedule), 1, few.data(), 0, 0},
+                                       {sizeof(xlm_tier_schedule), UINT32_MAX, rest.data(), 0, 0}};
     xlm_schedule schedule{};
     schedule.struct_size = sizeof schedule;
     schedule.n_tiers = 2;

@@ -7,6 +7,7 @@
 #include "backend/errors.hpp"
 #include "backend/gate.hpp"
 #include "backend/ledger.hpp"
+#include "backend/lending.hpp"
 #include "backend/pace.hpp"
 #include "backend/range_set.hpp"
 #include "backend/rests.hpp"
@@ -270,6 +271,32 @@ void test_lull_is_what_lasts_at_least() {
     CHECK_EQ(lull.ns(), uint64_t{1});
 }
 
+void test_lending_waits_for_small_steps() {
+    Lending lending;
+    const auto now = [&] { return lending.reserve_bytes(200, 1000); };
+    CHECK_EQ(now(), uint64_t{1000});
+    uint64_t before = 1000;
+    for (uint64_t i = 0; i < Lending::kBefore; i++) {
+        lending.note_step(200, 1000);
+        CHECK_EQ(now(), uint64_t{1000});
+    }
+    for (uint64_t i = 0; i < Lending::kOver; i++) {
+        lending.note_step(200, 1000);
+        CHECK(now() < before && now() >= 200);
+        before = now();
+    }
+    CHECK_EQ(now(), uint64_t{200});
+    for (int i = 0; i < 3; i++)
+        lending.note_step(200, 1000);
+    CHECK_EQ(now(), uint64_t{200});
+    CHECK_EQ(lending.reserve_bytes(1000, 1000), uint64_t{1000}); // a tier that needs all of it
+    CHECK_EQ(lending.reserve_bytes(300, 500), uint64_t{300});    // another schedule takes over
+    lending.note_step(1000, 1000);
+    CHECK_EQ(now(), uint64_t{1000});
+    lending.note_step(200, 1000);
+    CHECK_EQ(now(), uint64_t{1000});
+}
+
 void test_ring_never_overlaps() {
     std::mt19937 random(2);
     RingAllocator ring(1000);
@@ -341,8 +368,8 @@ bool schedule_refused(const xlm_schedule & source, uint32_t n) {
 
 void test_schedule_is_checked() {
     const uint8_t placement[3] = {0, 1, 2}, wrong[3] = {0, 1, 4};
-    xlm_tier_schedule tiers[2] = {{sizeof(xlm_tier_schedule), 1, placement, 0},
-                                  {sizeof(xlm_tier_schedule), 64, placement, 0}};
+    xlm_tier_schedule tiers[2] = {{sizeof(xlm_tier_schedule), 1, placement, 0, 0},
+                                  {sizeof(xlm_tier_schedule), 64, placement, 0, 0}};
     const uint32_t order[3] = {2, 0, 1}, twice[3] = {2, 2, 1};
     xlm_schedule source{sizeof(xlm_schedule), 2, tiers, 3, order, 0, 0, 9, nullptr, 0, 0, 0, nullptr, 0};
     const Schedule schedule = read_schedule(source, 3);
@@ -351,6 +378,17 @@ void test_schedule_is_checked() {
     CHECK_EQ(schedule.tier_for(2), 1U);
     CHECK_EQ(schedule.tier_for(100000), 1U);
     CHECK(schedule_refused(source, 4));
+    CHECK(!schedule.lends());
+    source.reserve_bytes = 100;
+    tiers[0].reserve_bytes = 30;
+    const Schedule lends = read_schedule(source, 3);
+    CHECK(lends.lends());
+    CHECK_EQ(lends.reserve_of(0), uint64_t{30});
+    CHECK_EQ(lends.reserve_of(1), uint64_t{100});
+    tiers[0].reserve_bytes = 200; // never more than all of it
+    CHECK(!read_schedule(source, 3).lends());
+    CHECK_EQ(read_schedule(source, 3).reserve_of(0), uint64_t{100});
+    tiers[0].reserve_bytes = 0;
     source.priority = twice;
     CHECK(schedule_refused(source, 3));
     source.priority = nullptr;
@@ -525,6 +563,7 @@ int main() {
     test_ahead_counts_what_is_on_its_way();
     test_ahead_held_back();
     test_lull_is_what_lasts_at_least();
+    test_lending_waits_for_small_steps();
     test_ring_never_overlaps();
     test_scratch_shares_only_dead_bytes();
     test_eviction_order();

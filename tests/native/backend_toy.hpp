@@ -122,7 +122,7 @@ inline std::vector<xlm_trace_event> read_trace(uint32_t most, uint64_t & lost) {
 
 inline void set_placements(const std::vector<uint8_t> & placement, uint64_t ring_bytes, uint64_t reserve_bytes = 0,
                            const xlm_expert_policy * experts = nullptr) {
-    const xlm_tier_schedule tier{sizeof(xlm_tier_schedule), UINT32_MAX, placement.data(), 0};
+    const xlm_tier_schedule tier{sizeof(xlm_tier_schedule), UINT32_MAX, placement.data(), 0, 0};
     const xlm_schedule schedule{sizeof(xlm_schedule),
                                 1,
                                 &tier,

@@ -183,7 +183,7 @@ private:
 };
 
 void place_each(const std::vector<uint8_t> & placement, uint64_t ring_bytes) {
-    const xlm_tier_schedule tier{sizeof(xlm_tier_schedule), UINT32_MAX, placement.data(), 0};
+    const xlm_tier_schedule tier{sizeof(xlm_tier_schedule), UINT32_MAX, placement.data(), 0, 0};
     xlm_schedule schedule{};
     schedule.struct_size = sizeof schedule;
     schedule.n_tiers = schedule.n_vision_tiers = 1;

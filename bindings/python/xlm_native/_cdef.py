@@ -59,6 +59,7 @@ uint32_t struct_size;
 uint32_t max_tokens;
 const uint8_t *placement;
 uint64_t scratch_bytes;
+uint64_t reserve_bytes;
 } xlm_tier_schedule;
 typedef struct xlm_expert_policy {
 uint32_t struct_size;

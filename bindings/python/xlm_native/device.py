@@ -322,6 +322,7 @@ def _tiers(tiers: list[link.Tier], owners: list[Any]) -> Any:
     for native, tier in zip(array, tiers, strict=True):
         native.struct_size = ffi().sizeof("xlm_tier_schedule")
         native.max_tokens, native.scratch_bytes = tier.max_tokens, tier.scratch_bytes
+        native.reserve_bytes = tier.reserve_bytes
         native.placement = _keep(owners, ffi().new("uint8_t[]", tier.placement))
     return array
 

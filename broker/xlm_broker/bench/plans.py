@@ -94,7 +94,7 @@ def _restricted(costs: Costs, kind: str) -> Costs:
 def fingerprint(schedule: Schedule) -> str:
     """Equal for schedules that do the same."""
     parts: Mapping[str, object] = {
-        "tiers": [(t.max_tokens, t.placement) for t in schedule.tiers],
+        "tiers": [(t.max_tokens, t.placement, t.reserve_bytes) for t in schedule.tiers],
         "priority": schedule.priority,
         "memory": (schedule.budget_bytes, schedule.ring_bytes, schedule.reserve_bytes),
         "experts": (sorted(schedule.experts.items()), schedule.expert_window_bytes),

@@ -97,6 +97,10 @@ typedef struct xlm_tier_schedule {
     uint32_t       max_tokens;     /* this tier serves steps of up to that many tokens; the last tier serves the rest */
     const uint8_t *placement;      /* [n_sublayers] xlm_placement, by sub-layer index */
     uint64_t       scratch_bytes;  /* what the planner set aside for activations; advisory */
+    /* Kept free of resident copies in steps of this tier, where that is less than the schedule's reserve_bytes: ring +
+     * scratch of this tier. While no other steps run, the rest is lent to sub-layers that only such tiers want resident;
+     * a step of another tier takes it back. 0: the schedule's */
+    uint64_t       reserve_bytes;
 } xlm_tier_schedule;
 
 /* How an experts sub-layer is kept when it is not resident as a whole. Its placement must be

@@ -215,6 +215,26 @@ void Cache::shrink_to_budget() {
         if (is_small(sublayer) && ledger_.over_budget()) drop_resident(*sublayer);
 }
 
+void Cache::take_back(uint64_t reserve_bytes, uint32_t tier) {
+    const auto too_much = [&] {
+        const LedgerView view = ledger_.view();
+        const uint64_t kept = view.of(Purpose::resident) + view.of(Purpose::kv) + view.of(Purpose::expert_slots);
+        return kept + reserve_bytes > view.budget_bytes;
+    };
+    if (!too_much()) return;
+    inner_.synchronize(Stream::compute);
+    inner_.synchronize(Stream::download);
+    std::vector<SubLayer *> order = registry_.sublayers();
+    sort_for_eviction(order);
+    for (SubLayer * sublayer : order) {
+        if (sublayer->vision || sublayer->kind == XLM_KIND_SMALL || sublayer->placed_by(tier, XLM_PLACE_RESIDENT))
+            continue;
+        if (sublayer->copy && too_much()) drop_copy(*sublayer);
+        for (State * state : sublayer->states)
+            if (!sublayer->placed_by(tier, XLM_PLACE_STREAM) && too_much()) drop_state(*state);
+    }
+}
+
 bool Cache::drop_least() {
     const std::vector<SubLayer *> order = eviction_order();
     if (order.empty() || order.front()->kind == XLM_KIND_SMALL) return false;

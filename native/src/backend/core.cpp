@@ -50,6 +50,11 @@ void Core::take_schedule() {
     schedule_id = schedule.id;
 }
 
+void Core::note_step(uint32_t tier) {
+    last_tier = tier;
+    lending.note_step(schedule.reserve_of(tier), schedule.reserve_bytes);
+}
+
 // Placements go into the sub-layers; what no tier keeps resident is dropped, the rest stays where it is. Scratch of
 // longer steps than this schedule is for would take the place of what it wants: the next step takes what it needs.
 void Core::apply(Schedule & taken) {
@@ -131,7 +136,7 @@ bool Core::whole_without_scratch() {
     for (const State * state : registry.states())
         missing_bytes += state->copy ? 0 : state->device_bytes;
     const uint64_t kept_bytes = view.used_bytes - view.of(Purpose::scratch);
-    const uint64_t whole_bytes = kept_bytes + missing_bytes + schedule.reserve_bytes;
+    const uint64_t whole_bytes = kept_bytes + missing_bytes + reserve_bytes();
     return missing_bytes > 0 && view.used_bytes + missing_bytes > view.budget_bytes && whole_bytes <= view.budget_bytes;
 }
 
@@ -177,7 +182,7 @@ bool Core::settle(uint64_t max_bytes) {
     if (cache.vision_phase)
         return settle_copies(wanted_for_image(), cache.last_image.scratch_bytes, max_bytes, uploaded_bytes);
     if (whole_without_scratch()) cache.drop_scratch();
-    if (settle_copies(wanted_copies(), schedule.reserve_bytes, max_bytes, uploaded_bytes)) return true;
+    if (settle_copies(wanted_copies(), reserve_bytes(), max_bytes, uploaded_bytes)) return true;
     if (inner.lost()) return false;
     for (SubLayer * sublayer : registry.sublayers()) {
         if (fill_slots(*sublayer, max_bytes, uploaded_bytes)) return true;
@@ -193,7 +198,7 @@ bool Core::fill_slots(SubLayer & sublayer, uint64_t max_bytes, uint64_t & upload
     if (!sublayer.experts || sublayer.copy || sublayer.experts->policy.n_slots == 0) return false;
     if (!sublayer.streamed() && !sublayer.wanted(XLM_PLACE_RESIDENT)) return false;
     ExpertState & state = *sublayer.experts;
-    if (!state.scores.seen() || !cache.place_slots(sublayer, schedule.reserve_bytes)) return false;
+    if (!state.scores.seen() || !cache.place_slots(sublayer, reserve_bytes())) return false;
     const uint64_t each = expert_bytes(sublayer);
     const std::vector<SlotLoad> loads = fill_empty(state.map, state.scores.values(), state.n_experts);
     size_t n = 0;

@@ -6,6 +6,7 @@
 
 #include "cache.hpp"
 #include "gate.hpp"
+#include "lending.hpp"
 #include "pace.hpp"
 #include "registry.hpp"
 #include "rests.hpp"
@@ -44,6 +45,8 @@ struct Core {
     std::unique_ptr<Schedule> next_schedule;
     Schedule schedule;
     std::atomic<uint64_t> schedule_id{0};
+    Lending lending;                 // belongs to the holder of exec_mutex, as the next one does
+    uint32_t last_tier = 0;          // of the last step
     uint64_t vision_bound_bytes = 0; // what the device held when the vision phase began
     bool output_is_to_come = false;  // since the phase ended
 
@@ -55,8 +58,12 @@ struct Core {
     void bring_back();               // holds the gate: the language model's copies, nobody waits for them
     void bring_output();             // holds the gate: what bring_back() left out
     bool settle(uint64_t max_bytes); // takes the gate; true while something is left
-    void lose_device();              // holds the gate
-    void rest();                     // as `rests` has it; less where a reclaim or an abort comes
+    void note_step(uint32_t tier);   // a step of this tier comes next
+    uint64_t reserve_bytes() const { // what copies leave free now
+        return lending.reserve_bytes(schedule.reserve_of(last_tier), schedule.reserve_bytes);
+    }
+    void lose_device(); // holds the gate
+    void rest();        // as `rests` has it; less where a reclaim or an abort comes
 
     void forget_buffer(HostBuffer * buffer); // takes both
     void reclaim();                          // the gate's service

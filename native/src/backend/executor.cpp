@@ -129,6 +129,7 @@ ggml_status Executor::run_locked(ggml_cgraph & graph) {
     step.event.n_tokens = n_tokens;
     note_needs(info, n_tokens);
     read_state_rows(graph, info);
+    if (!info.vision) core_.note_step(tier);
     PlanLimits limits = limits_for(info, n_tokens);
     experts_.begin_graph();
     masks_.begin_graph();
@@ -168,8 +169,12 @@ PlanLimits Executor::limits_for(const GraphInfo & info, uint32_t n_tokens) {
     limits.max_units_of_unknown_pace = decode ? limits.max_units_in_flight : 1;
     if (!pace_->known()) limits.max_units_in_flight = limits.max_units_of_unknown_pace;
     limits.ring_bytes = core_.schedule.ring_bytes;
-    limits.reserve_bytes = core_.schedule.reserve_bytes;
+    limits.reserve_bytes = core_.reserve_bytes();
     limits.window_bytes = core_.schedule.expert_window_bytes;
+    limits.lends = core_.schedule.lends() && !info.vision;
+    if (limits.lends && limits.reserve_bytes < core_.schedule.reserve_bytes)
+        limits.scratch_share_bytes =
+            limits.reserve_bytes - std::min(limits.reserve_bytes, limits.ring_bytes + limits.window_bytes);
     if (info.vision) { // patches, not weights, decide how long a sub-layer takes
         limits.max_units_in_flight = kVisionSegments;
         limits.max_segment_cost = UINT64_MAX;
@@ -271,7 +276,8 @@ void Executor::note_needs(const GraphInfo & info, uint32_t n_tokens) {
 
 Plan & Executor::plan_for(Known & known, ggml_cgraph & graph, uint32_t tier, int from, const PlanLimits & limits) {
     for (Plan & plan : known.plans) {
-        const bool same = plan.tier == tier && plan.from == 0 && !plan.partial && plan.epoch == core_.cache.epoch();
+        const bool same = plan.tier == tier && plan.from == 0 && !plan.partial && plan.epoch == core_.cache.epoch() &&
+                          plan.reserve_bytes == limits.reserve_bytes;
         if (from == 0 && same && still_fits(plan, limits)) return plan;
     }
     for (Plan & plan : known.plans) {

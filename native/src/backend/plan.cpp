@@ -8,6 +8,7 @@ Planner::Planner(GraphInfo & info, ggml_cgraph & graph, uint32_t tier, int from,
     plan_.tier = tier;
     plan_.from = from;
     plan_.max_segment_cost = limits.max_segment_cost;
+    plan_.reserve_bytes = limits.reserve_bytes;
     plan_.experts.resize(info.experts.size());
     plan_.partial = limits.rows_node >= 0;
 }

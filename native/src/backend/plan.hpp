@@ -76,7 +76,8 @@ struct Plan {
     int from = 0;             // first node
     int64_t tile_patches = 0; // of a vision graph
     uint64_t max_segment_cost = UINT64_MAX;
-    bool partial = false; // goes on with a node that has a part of its result: not for another step
+    uint64_t reserve_bytes = 0; // what copies left free then
+    bool partial = false;       // goes on with a node that has a part of its result: not for another step
     bool uses_device = false;
     uint32_t n_fallback = 0;      // units the schedule wanted on the device
     uint32_t n_experts_whole = 0; // units of experts that are not handled by expert
@@ -96,9 +97,11 @@ struct PlanLimits {
     uint32_t max_units_of_unknown_pace = 1; // in flight
     uint64_t max_segment_cost = UINT64_MAX; // of more than one sub-layer
     uint64_t ring_bytes = 0, reserve_bytes = 0, window_bytes = 0;
-    uint64_t vision_bound_bytes = 0; // see Core
-    int rows_node = -1;              // a node that was stopped between its parts ...
-    int64_t rows_done = 0;           // ... and the rows that its result has already
+    bool lends = false;                        // tiers may have taken memory that this one needs
+    uint64_t scratch_share_bytes = UINT64_MAX; // of the reserve, while the rest of it is lent
+    uint64_t vision_bound_bytes = 0;           // see Core
+    int rows_node = -1;                        // a node that was stopped between its parts ...
+    int64_t rows_done = 0;                     // ... and the rows that its result has already
 };
 
 // Takes device memory as it goes; what cannot be had runs on the CPU.

@@ -17,6 +17,7 @@ void Planner::place_everything() {
     for (size_t u = 0; u < needs_.size(); u++)
         device_units_[u] = needs_[u].any_node;
     mark_nodes();
+    if (limits_.lends) take_back();
     // Nothing runs without scratch, so it comes before the copies; its exact size is known after the cuts.
     if (info_.vision ? !place_vision_scratch() : !cache_.place_scratch(scratch_estimate())) {
         device_units_.assign(needs_.size(), 0);
@@ -28,6 +29,13 @@ void Planner::place_everything() {
     find_kv_streams();
     place_streams();
     place_states();
+}
+
+// What was lent to copies of other tiers; and scratch of longer steps, whose room is lent now.
+void Planner::take_back() {
+    cache_.take_back(limits_.reserve_bytes, plan_.tier);
+    const uint64_t held = cache_.scratch().bytes();
+    if (held > limits_.scratch_share_bytes && held > scratch_estimate()) cache_.drop_scratch();
 }
 
 ScratchLayout Planner::layout_of(const std::vector<ScratchItem> & items) const {

@@ -65,6 +65,7 @@ private:
 
     // -- what finds place on the device: plan_place.cpp
     void place_everything();
+    void take_back();
     uint64_t scratch_estimate() const;
     ScratchLayout layout_of(const std::vector<ScratchItem> & items) const;
     bool place_vision_scratch();

@@ -86,6 +86,9 @@ struct SubLayer {
     bool streamed() const { return wanted(XLM_PLACE_STREAM) || wanted(XLM_PLACE_STREAM_KV); }
     // Some tier computes it on the device with its caches there for good.
     bool keeps_states() const { return wanted(XLM_PLACE_STREAM) || wanted(XLM_PLACE_RESIDENT); }
+    bool placed_by(uint32_t tier, xlm_placement what) const {
+        return tier < placement.size() && placement[tier] == what;
+    }
 };
 
 // A buffer handed to llama.cpp. Memory is pinned where the inner device offers that.

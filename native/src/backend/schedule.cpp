@@ -67,6 +67,7 @@ void read_tiers(const xlm_tier_schedule * tiers, uint32_t n_tiers, uint32_t n_su
         if (t > 0 && tier.max_tokens <= limits.back()) refuse("tiers are not in ascending order of max_tokens");
         limits.push_back(tier.max_tokens);
         schedule.placement.push_back(read_placement(tier, n_sublayers));
+        schedule.tier_reserve_bytes.push_back(tier.reserve_bytes);
     }
 }
 

@@ -4,6 +4,7 @@
 
 #include "xlm/xlm_device.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -14,6 +15,7 @@ struct Schedule {
     std::vector<uint32_t> tier_max_tokens;       // ascending
     std::vector<uint32_t> vision_max_patches;    // ascending; those tiers stand behind the others in `placement`
     std::vector<std::vector<uint8_t>> placement; // [tier][sub-layer index]
+    std::vector<uint64_t> tier_reserve_bytes;    // [tier] kept free in its steps; 0: reserve_bytes
     std::vector<uint32_t> priority;              // sub-layer indices, the last is evicted first
     uint64_t ring_bytes = 0, reserve_bytes = 0, vision_ring_bytes = 0;
     std::vector<xlm_expert_policy> experts; // by sub-layer index; empty: no slots
@@ -21,6 +23,16 @@ struct Schedule {
 
     // The last tier serves whatever is above the others.
     uint32_t tier_for(uint32_t n_tokens) const { return serving(tier_max_tokens, n_tokens); }
+
+    uint64_t reserve_of(uint32_t tier) const {
+        const uint64_t own = tier < tier_reserve_bytes.size() ? tier_reserve_bytes[tier] : 0;
+        return own > 0 ? std::min(own, reserve_bytes) : reserve_bytes;
+    }
+    // Some tiers lend what others need for their scratch.
+    bool lends() const {
+        return std::any_of(tier_reserve_bytes.begin(), tier_reserve_bytes.end(),
+                           [this](uint64_t own) { return own > 0 && own < reserve_bytes; });
+    }
 
     // Beyond all tiers, where nothing is placed, if the schedule knows no vision phase.
     uint32_t vision_tier_for(uint32_t n_patches) const {

@@ -125,6 +125,7 @@ class Tier(Struct, kw_only=True, frozen=True):
     max_tokens: int
     placement: bytes  # [n_sublayers] CPU | STREAM | RESIDENT | STREAM_KV, by sub-layer index
     scratch_bytes: int = 0
+    reserve_bytes: int = 0  # kept free in its steps, if less than the schedule's: the rest is lent to copies
 
 
 class ExpertPolicy(Struct, kw_only=True, frozen=True):

@@ -76,6 +76,7 @@ class _Lattice:
         total = np.zeros(len(self.bytes))
         room = task.room(reach)
         ring = np.minimum(room - self.bytes, self.streamable)
+        ring = ring if task.ring_bytes is None else np.full_like(ring, task.ring_bytes)
         fits = self.bytes <= room
         for tier in tiers:
             ns = self._tier(task.costs, tier, ring, fits) if tier < reach else host.times[tier]

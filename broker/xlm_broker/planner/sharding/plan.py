@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +15,7 @@ from xlm_broker.planner.report import below_minimum, mib
 from .costs import Capabilities, Costs, FloatArray, build_costs
 from .hardware import Machine
 from .kernels import Kernels, Roofline
+from .lending import Lent, lending
 from .orders import TierOrders
 from .pipeline import StepTrace, trace_step
 from .problem import Solution, StateArray, Task, default_effort, search_efforts, state_bytes
@@ -64,6 +65,7 @@ class Plan:
     experts: Mapping[int, ExpertPolicy] = field(default_factory=dict)
     slot_bytes: int = 0
     largest_expert_bytes: int = 0
+    lent: Lent | None = None  # what small tiers keep beyond the solution's state
 
     @property
     def resident_bytes(self) -> int:
@@ -158,10 +160,18 @@ def make_plan(
     return Plan(planning, task, search(task, keep))
 
 
+def with_lending(plan: Plan, enough: Callable[[], bool] = lambda: False) -> Plan:
+    """The same with what its small tiers do with the scratch of the others. Experts that have slots keep those."""
+    slots = {index for index, policy in plan.experts.items() if policy.n_slots}
+    barred = [i for i, unit in enumerate(plan.planning.work.units) if unit.index in slots]
+    found = lending(plan.task, plan.solution, barred=barred, enough=enough) if plan.used else None
+    return plan if found is None else replace(plan, solution=found[0], lent=found[1])
+
+
 def settled_plan(planning: Planning, budget_bytes: int) -> Plan:
     """What a broker comes to: the best of its searches, the one within a frame's time and the longer one."""
     plans = [make_plan(planning, budget_bytes, effort=effort) for effort in search_efforts(planning.costs.n_units)]
-    return min(plans, key=lambda plan: plan.solution.objective)
+    return with_lending(min(plans, key=lambda plan: plan.solution.objective))
 
 
 def minimum_bytes(planning: Planning) -> int:

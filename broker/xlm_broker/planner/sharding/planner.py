@@ -25,7 +25,7 @@ from .kernels import Kernels
 from .machine import NO_PROFILE, guessed_machine, profiled_machine
 from .modelled import CardRates, Modelled, modelled_machine
 from .pipeline import cache_places
-from .plan import Plan, Planning, make_plan, prepare, require_device
+from .plan import Plan, Planning, make_plan, prepare, require_device, with_lending
 from .problem import StateArray, search_efforts
 from .profile import MachineProfile
 from .shrink import shrunk_schedule
@@ -129,9 +129,9 @@ class ShardingPlanner:
         planning = planning if experts is None else experts.planning
         plan = make_plan(planning, budget, effort=effort, enough=enough)
         plan = plan if current is None else keep_or_change(plan, held_state(planning, current), effort)
-        if experts is None:
-            return plan
-        return experts.best(plan, budget, effort, enough) if slots else experts.finished(plan)
+        if experts is not None:
+            plan = experts.best(plan, budget, effort, enough) if slots else experts.finished(plan)
+        return with_lending(plan, enough) if slots else plan
 
     def shrink_plan(
         self, model: ModelFacts, device: DeviceFacts, schedule: Schedule, budget_bytes: int, *, schedule_id: int
@@ -204,7 +204,8 @@ def held_state(planning: Planning, schedule: Schedule) -> StateArray:
     """What a schedule keeps resident, as a state; nothing if it is of another model."""
     work = planning.work
     state = np.zeros(len(work.units), dtype=np.int8)
-    rows = [np.frombuffer(t.placement, dtype=np.uint8) for t in schedule.tiers if len(t.placement) == work.n_sublayers]
+    tiers = [t for t in schedule.tiers if not t.reserve_bytes] or schedule.tiers  # what is lent is not kept
+    rows = [np.frombuffer(t.placement, dtype=np.uint8) for t in tiers if len(t.placement) == work.n_sublayers]
     for i, unit in enumerate(work.units):
         places = {int(row[unit.index]) for row in rows}
         if PLACE_RESIDENT in places:
@@ -287,16 +288,21 @@ def _tiers(plan: Plan) -> list[Tier]:
         placement = np.zeros(work.n_sublayers, dtype=np.uint8)
         placement[index] = _PLACEMENT[plan.solution.modes[t]]
         placement[list(work.small_indices)] = PLACE_RESIDENT if used else PLACE_CPU
-        scratch = int(plan.task.scratch_bytes[t]) if used else 0
-        tiers.append(Tier(max_tokens=tokens, placement=placement.tobytes(), scratch_bytes=scratch))
+        scratch, reserve = int(plan.task.scratch_bytes[t]) if used else 0, 0
+        if used and plan.lent is not None and t < plan.lent.n_tiers:
+            reserve = plan.solution.ring_bytes + plan.lent.scratch_bytes
+        tiers.append(
+            Tier(max_tokens=tokens, placement=placement.tobytes(), scratch_bytes=scratch, reserve_bytes=reserve)
+        )
     return tiers
 
 
 def _priority(plan: Plan) -> list[int]:
     """All sub-layers, those that save most per byte first: what a shrink evicts last."""
     work = plan.planning.work
-    worth = saved_per_byte(plan)
-    order = sorted(range(len(work.units)), key=lambda i: (plan.solution.state[i] != EVERYTHING, -worth[i]))
+    worth, state = saved_per_byte(plan), plan.solution.state
+    lent = state if plan.lent is None else plan.lent.state
+    order = sorted(range(len(work.units)), key=lambda i: (state[i] != EVERYTHING, lent[i] != EVERYTHING, -worth[i]))
     listed = [*work.small_indices, *(work.units[i].index for i in order)]
     return [*listed, *sorted(set(range(work.n_sublayers)) - set(listed))]
 

@@ -34,7 +34,8 @@ def search_efforts(n_units: int) -> list[int]:
 class Task:
     """What to plan. ``weights`` [tier]: how often a step of the tier occurs in the expected work.
 
-    ``scratch_bytes`` [tier] ascending; ``fixed_bytes``: on the device whenever it is used at all.
+    ``scratch_bytes`` [tier] ascending; ``fixed_bytes``: on the device whenever it is used at all. ``ring_bytes``: of a
+    ring of just that size; None: it has what the resident copies leave.
     """
 
     costs: Costs
@@ -45,10 +46,11 @@ class Task:
     effort: int
     enough: Callable[[], bool] = field(default=lambda: False, compare=False)  # True: the search ends with what it has
     orders: TierOrders | None = field(default=None, compare=False, repr=False)  # of these costs, where they are known
+    ring_bytes: int | None = None
 
     def room(self, reach: int) -> int:
-        """Bytes for copies and ring if the first ``reach`` tiers use the device."""
-        return self.budget_bytes - self.fixed_bytes - int(self.scratch_bytes[reach - 1])
+        """Bytes for copies, and for a ring of any size, if the first ``reach`` tiers use the device."""
+        return self.budget_bytes - self.fixed_bytes - int(self.scratch_bytes[reach - 1]) - (self.ring_bytes or 0)
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ def stream_mode(costs: Costs, state: StateArray, ring_bytes: IntArray | int) -> 
 def rings_for(task: Task, states: StateArray, reach: int) -> IntArray:
     """All room the resident copies leave, up to the bytes that can be streamed at all: a longer ring never hurts."""
     costs, unkept = task.costs, states != EVERYTHING
+    if task.ring_bytes is not None:
+        return np.full(states.shape[:-1], task.ring_bytes, dtype=np.int64)
     streamable = ((costs.weight_bytes + costs.kv_bytes) * unkept).sum(axis=-1)
     largest = (costs.kv_ring_bytes * unkept).max(axis=-1, initial=0)  # the least that takes any of them
     left = task.room(reach) - kept_bytes(costs, states)

@@ -256,7 +256,18 @@ def _memory_lines(plan: Plan) -> list[str]:
     return [
         f"memory: weights {size(weights)} of {size(plan.planning.work.weight_bytes)}, KV {size(plan.kv_bytes)},"
         f" ring {size(plan.solution.ring_bytes)}, scratch {size(plan.scratch_bytes)};"
-        f" {size(used)} of {size(plan.task.budget_bytes)}"
+        f" {size(used)} of {size(plan.task.budget_bytes)}",
+        *_lent_lines(plan),
+    ]
+
+
+def _lent_lines(plan: Plan) -> list[str]:
+    if plan.lent is None:
+        return []
+    tokens = plan.planning.tiers[plan.lent.n_tiers - 1]
+    return [
+        f"lent: while steps of at most {tokens} tokens run, {size(plan.lent.lent_bytes)} of the scratch hold further"
+        " copies; a longer step drops them"
     ]
 
 

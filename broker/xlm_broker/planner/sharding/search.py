@@ -234,6 +234,8 @@ def _proposals(
 def _ring_sizes(task: Task, room: int) -> list[int]:
     """None; room for the pieces of each class; deeper ones, to look ahead over more CPU sub-layers."""
     costs, bound = task.costs, room
+    if task.ring_bytes is not None:
+        return [0]
     needs, with_kv = costs.ring_needs
     count = max(3, task.effort // (500 * max(1, costs.n_units)))
     rings = _few(np.unique(np.concatenate([needs, 2 * needs[-1:], 4 * needs[-1:]])), bound, count)

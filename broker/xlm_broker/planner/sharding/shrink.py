@@ -14,8 +14,11 @@ Rows = NDArray[np.uint8]  # [tier, sub-layer]
 
 def shrunk_schedule(model: ModelFacts, schedule: Schedule, budget_bytes: int, *, schedule_id: int) -> Schedule:
     """Evicts from the end of the priority list until ring, scratch and the rest fit; then gives up, in this order,
-    the ring and the largest tiers. A schedule of another model gives one without the device."""
+    the ring and the largest tiers. A schedule of another model gives one without the device. Nothing is lent but in a
+    budget that the schedule was made for."""
     sizes = _Sizes(model)
+    if budget_bytes >= schedule.budget_bytes and all(len(t.placement) == sizes.count for t in schedule.tiers):
+        return replace(schedule, schedule_id=schedule_id, budget_bytes=budget_bytes)
     rows = _rows(schedule, sizes.count)
     streaming = _streaming_bytes(schedule)
     for reach in range(_reach(rows), 0, -1):
@@ -58,6 +61,15 @@ def _rows(schedule: Schedule, count: int) -> Rows:
     for row, tier in zip(rows, schedule.tiers, strict=True):
         if len(tier.placement) == count:
             row[:] = np.frombuffer(tier.placement, dtype=np.uint8)
+    return _without_lent(rows, np.array([tier.reserve_bytes > 0 for tier in schedule.tiers], dtype=np.bool_))
+
+
+def _without_lent(rows: Rows, lends: NDArray[np.bool_]) -> Rows:
+    """What only tiers that lend keep is streamed, with its cache where no other tier has that there."""
+    if lends.any() and not lends.all():
+        kept, cached = ((rows[~lends] == place).any(axis=0) for place in (RESIDENT, STREAM))
+        lent = (rows == RESIDENT) & lends[:, None] & ~kept
+        rows[lent] = np.where(cached, STREAM, STREAM_KV)[np.nonzero(lent)[1]]
     return rows
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from xlm.protocol.link import DeviceFacts, ModelFacts, SubLayer
+from xlm.protocol.link import RESIDENT, STREAM, DeviceFacts, ModelFacts, SubLayer, Tier
 from xlm_broker.planner.sharding.costs import Capabilities
 from xlm_broker.planner.sharding.hardware import Machine, machine_from_row
 from xlm_broker.planner.sharding.plan import Planning, prepare
@@ -71,3 +72,13 @@ def facts(n_layer: int = 6, *, experts: bool = False, **options: Any) -> ModelFa
         "quantisation": "Q8_0",
     }
     return ModelFacts(**({"name": "example", "sublayers": subs} | values | options))
+
+
+def kept_bytes(model: ModelFacts, tiers: Sequence[Tier]) -> int:
+    """Weights and caches that the tables of these tiers keep between them."""
+    total = 0
+    for sub in model.sublayers:
+        places = {tier.placement[sub.index] for tier in tiers}
+        total += sub.device_bytes if RESIDENT in places else 0
+        total += sub.kv_bytes if places & {RESIDENT, STREAM} else 0
+    return total

@@ -31,7 +31,7 @@ from xlm_broker.planner.sharding.predict import predicted_step
 from xlm_broker.planner.sharding.work import Experts
 
 from . import examples
-from .examples import MIB
+from .examples import MIB, kept_bytes
 
 E, USED, LAYERS = 64, 8, 6
 CARD = CardRates(flops_s=20e12, memory_bytes_s=400e9, link_bytes_s=6e9)
@@ -73,14 +73,12 @@ def slot_bytes(schedule: Schedule) -> int:
 
 
 def held_bytes(schedule: Schedule) -> int:
-    """Counted from the tables alone."""
-    rows = [np.frombuffer(t.placement, dtype=np.uint8) for t in schedule.tiers]
-    total = schedule.reserve_bytes + slot_bytes(schedule)
-    for sub in MODEL.sublayers:
-        places = {int(row[sub.index]) for row in rows}
-        total += sub.device_bytes if RESIDENT in places else 0
-        total += sub.kv_bytes if places & {RESIDENT, STREAM} else 0
-    return total
+    """Counted from the tables alone: between large steps, and while only small ones run."""
+    large = [t for t in schedule.tiers if not t.reserve_bytes]
+    small = max((t.reserve_bytes for t in schedule.tiers), default=0)
+    held = schedule.reserve_bytes + kept_bytes(MODEL, large)
+    lent = small + kept_bytes(MODEL, schedule.tiers) if small else 0
+    return max(held, lent) + slot_bytes(schedule)
 
 
 def test_hit_rates_even_and_measured() -> None:
@@ -184,7 +182,7 @@ def test_never_above_the_budget(share: float, power: float | None) -> None:
     budget = int(share * whole)
     schedule = plan(budget, power)
     assert held_bytes(schedule) <= budget
-    assert schedule.resident_bytes + schedule.reserve_bytes == held_bytes(schedule)
+    assert schedule.resident_bytes + schedule.reserve_bytes <= budget
     assert schedule.expert_window_bytes <= schedule.ring_bytes
     for index, policy in schedule.experts.items():
         assert any(tier.placement[index] == STREAM for tier in schedule.tiers)
