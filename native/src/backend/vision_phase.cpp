@@ -73,8 +73,8 @@ std::vector<SubLayer *> Core::wanted_for_image() {
 void Core::bring_back() {
     if (!inner.usable() || !inner.has_events()) return;
     std::vector<SubLayer *> coming;
-    for (SubLayer * sublayer : wanted_copies())
-        if (cache.place_resident(*sublayer, reserve_bytes())) coming.push_back(sublayer);
+    for (SubLayer * sublayer : wanted_copies()) // beside all of the reserve: a step of image tokens follows
+        if (cache.place_resident(*sublayer, schedule.reserve_bytes)) coming.push_back(sublayer);
     std::stable_sort(coming.begin(), coming.end(),
                      [](const SubLayer * a, const SubLayer * b) { return use(*a) < use(*b); });
     cache.changed();
