@@ -58,7 +58,8 @@ class Wanted:
 
 @dataclass(kw_only=True)
 class Outcome:
-    """``replaced``: why an older profile was set aside; empty if none was. ``skipped``: tasks that crashed."""
+    """``replaced``: why an older profile was set aside; empty if none was. ``measured``: points, however often each.
+    ``skipped``: tasks that crashed."""
 
     path: Path
     key: ProfileKey
@@ -170,8 +171,9 @@ class _Run:
         self._skipped: Final[list[str]] = []
         self._task = ""
         self._remeasure = False
-        self._kernels: Final[list[tuple[object, ...]]] = []  # names of what this run measured
-        self._links: Final[list[tuple[object, ...]]] = []
+        # names of what this run measured, in the order of the first time
+        self._kernels: Final[dict[tuple[object, ...], None]] = {}
+        self._links: Final[dict[tuple[object, ...], None]] = {}
         self._last = Progress(0, 0, 0.0, "")
         self._done = False
 
@@ -229,16 +231,17 @@ class _Run:
     def _known(self) -> dict[str, Any]:
         assert self._writer is not None
         if self._remeasure:  # only what this run measured before its child died
-            return {"kernels": self._kernels, "links": self._links}
+            return {"kernels": list(self._kernels), "links": list(self._links)}
         return {"kernels": sorted(self._writer.have_kernels()), "links": sorted(self._writer.have_links())}
 
     def _store(self, points: Points) -> None:
         assert self._writer is not None
         assert self._outcome is not None
         self._writer.add(points.kernels, points.links)
-        self._outcome.measured += len(points.kernels) + len(points.links)
-        self._kernels.extend((p.device, p.op, p.type, p.shape, p.tokens, p.threads, p.load) for p in points.kernels)
-        self._links.extend((p.direction, p.memory, p.size_bytes, p.cpu_threads) for p in points.links)
+        names = ((p.device, p.op, p.type, p.shape, p.tokens, p.threads, p.load) for p in points.kernels)
+        self._kernels.update(dict.fromkeys(names))
+        self._links.update(dict.fromkeys((p.direction, p.memory, p.size_bytes, p.cpu_threads) for p in points.links))
+        self._outcome.measured = len(self._kernels) + len(self._links)
 
     def _note(self, name: str, text: str) -> None:
         if self._writer is not None:

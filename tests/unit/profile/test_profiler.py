@@ -68,6 +68,12 @@ def test_points_and_notes_are_stored(tmp_path: Path) -> None:
     assert outcome.to_json(found)["kernels"] == 3
 
 
+def test_a_point_of_several_passes_counts_once_and_the_last_is_kept(tmp_path: Path) -> None:
+    body = USUAL.replace('say("note"', 'point("ADD", ns=4)\npoint("ADD", ns=3)\nsay("note"')
+    assert run(tmp_path, body).measured == 3
+    assert {p.ns for p in load_profile(tmp_path / "p.sqlite").kernels if p.op == "ADD"} == {3}
+
+
 def test_a_second_run_measures_nothing_again(tmp_path: Path) -> None:
     run(tmp_path, USUAL)
     assert run(tmp_path, USUAL).measured == 0
