@@ -8,20 +8,18 @@
 namespace xlm {
 
 // How much of the budget is kept free of copies, step by step. Lending begins after a few steps of few tokens, so that
-// conversations whose prompts and answers alternate do not copy the same weights again and again, and it grows over
-// some more, so that no step waits for all of the copies.
+// conversations whose prompts and answers alternate do not copy the same weights again and again.
 class Lending {
 public:
-    static constexpr uint64_t kBefore = 2, kOver = 4; // steps
+    static constexpr uint64_t kBefore = 2; // steps
 
     // `tier_bytes`: what the step's tier keeps free at most.
     void note_step(uint64_t tier_bytes, uint64_t full_bytes) {
-        n_ = tier_bytes < full_bytes ? std::min(n_ + 1, kBefore + kOver) : 0;
+        n_ = tier_bytes < full_bytes ? std::min(n_ + 1, kBefore + 1) : 0;
     }
     // What is kept free now, by a tier that would keep `tier_bytes` free.
     uint64_t reserve_bytes(uint64_t tier_bytes, uint64_t full_bytes) const {
-        if (n_ <= kBefore || tier_bytes >= full_bytes) return full_bytes;
-        return full_bytes - (full_bytes - tier_bytes) / kOver * (n_ - kBefore);
+        return n_ <= kBefore ? full_bytes : std::min(tier_bytes, full_bytes);
     }
 
 private:

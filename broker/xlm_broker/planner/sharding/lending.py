@@ -3,7 +3,7 @@
 A step of hundreds of tokens needs hundreds of times the activations of one token. Its scratch is kept free of copies
 for as long as such steps may come; but an answer is a hundred steps of one token, and the memory lies idle meanwhile.
 So the small tiers get a set of their own: everything the common set keeps, and what fits in the scratch that they do
-not need. Nothing of the common set moves: a large step drops what was lent, small steps bring it back bit by bit
+not need. Nothing of the common set moves: a large step drops what was lent, small steps bring it back
 (native/src/backend/lending.hpp). The extra set is found by the same search, in which what is kept takes no room.
 """
 
