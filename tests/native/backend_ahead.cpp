@@ -198,25 +198,12 @@ void test_lulls_beside_experts_are_used() {
     CHECK_EQ(stats().n_fallback_cpu, uint64_t{0});
 }
 
-void set_tiers(uint8_t one, uint8_t many, uint64_t ring_bytes) {
-    const std::vector<uint8_t> few = placement(one, one), rest = placement(many, many);
-    const xlm_tier_schedule tiers[] = {{sizeof(xlm_tier_schedule), 1, few.data(), 0},
-                                       {sizeof(xlm_tier_schedule), UINT32_MAX, rest.data(), 0}};
-    xlm_schedule schedule{};
-    schedule.struct_size = sizeof schedule;
-    schedule.n_tiers = 2;
-    schedule.tiers = tiers;
-    schedule.n_sublayers = static_cast<uint32_t>(few.size());
-    schedule.ring_bytes = ring_bytes;
-    CHECK_EQ(xlm_device_set_schedule(&schedule), XLM_OK);
-}
-
 // The step before left pieces to queue: one for the CPU alone queues none, and does not meet a device that is lost.
 void test_a_step_for_the_cpu_alone_leaves_the_ring() {
     toy::Pair pair(7, 3, false);
     std::mt19937 random(8);
     set_budget(kPlenty);
-    set_tiers(XLM_PLACE_CPU, XLM_PLACE_STREAM, 256 << 10);
+    set_two_tiers(1, placement(XLM_PLACE_CPU, XLM_PLACE_CPU), placement(XLM_PLACE_STREAM, XLM_PLACE_STREAM), 256 << 10);
     for (int i = 0; i < 2; i++) {
         set_pace(kForeverNs);
         CHECK(pair.step(random, 4));

@@ -94,16 +94,7 @@ void test_another_ring() {
 }
 
 void set_tiers(uint8_t one, uint8_t many, uint64_t ring_bytes) {
-    const std::vector<uint8_t> few = uniform(one), rest = uniform(many);
-    const xlm_tier_schedule tiers[] = {{sizeof(xlm_tier_schedule), 1, few.data(), 0, 0},
-                                       {sizeof(xlm_tier_schedule), UINT32_MAX, rest.data(), 0, 0}};
-    xlm_schedule schedule{};
-    schedule.struct_size = sizeof schedule;
-    schedule.n_tiers = 2;
-    schedule.tiers = tiers;
-    schedule.n_sublayers = static_cast<uint32_t>(few.size());
-    schedule.ring_bytes = ring_bytes;
-    CHECK_EQ(xlm_device_set_schedule(&schedule), XLM_OK);
+    set_two_tiers(1, uniform(one), uniform(many), ring_bytes);
 }
 
 // What a schedule no longer keeps goes; what another tier keeps is used where it is.

@@ -38,16 +38,7 @@ void set_lending(uint64_t short_reserve, uint64_t reserve, const std::vector<uin
     std::vector<uint8_t> rest(few.size(), many);
     for (const xlm_sublayer_info & one : sublayers())
         if (one.kind == XLM_KIND_SMALL) rest[one.index] = XLM_PLACE_RESIDENT;
-    const xlm_tier_schedule tiers[] = {{sizeof(xlm_tier_schedule), 2, few.data(), 0, short_reserve},
-                                       {sizeof(xlm_tier_schedule), UINT32_MAX, rest.data(), 0, 0}};
-    xlm_schedule schedule{};
-    schedule.struct_size = sizeof schedule;
-    schedule.n_tiers = 2;
-    schedule.tiers = tiers;
-    schedule.n_sublayers = static_cast<uint32_t>(few.size());
-    schedule.ring_bytes = kRing;
-    schedule.reserve_bytes = reserve;
-    CHECK_EQ(xlm_device_set_schedule(&schedule), XLM_OK);
+    set_two_tiers(2, few, rest, kRing, reserve, short_reserve);
 }
 
 std::vector<uint8_t> everything() {

@@ -140,6 +140,21 @@ inline void set_placements(const std::vector<uint8_t> & placement, uint64_t ring
     CHECK_EQ(xlm_device_set_schedule(&schedule), XLM_OK);
 }
 
+// Placements for steps of up to `few_tokens`, which keep `few_reserve` free if not 0, and for longer ones.
+inline void set_two_tiers(uint32_t few_tokens, const std::vector<uint8_t> & few, const std::vector<uint8_t> & many,
+                          uint64_t ring_bytes, uint64_t reserve_bytes = 0, uint64_t few_reserve = 0) {
+    const xlm_tier_schedule tiers[] = {{sizeof(xlm_tier_schedule), few_tokens, few.data(), 0, few_reserve},
+                                       {sizeof(xlm_tier_schedule), UINT32_MAX, many.data(), 0, 0}};
+    xlm_schedule schedule{};
+    schedule.struct_size = sizeof schedule;
+    schedule.n_tiers = 2;
+    schedule.tiers = tiers;
+    schedule.n_sublayers = static_cast<uint32_t>(few.size());
+    schedule.ring_bytes = ring_bytes;
+    schedule.reserve_bytes = reserve_bytes;
+    CHECK_EQ(xlm_device_set_schedule(&schedule), XLM_OK);
+}
+
 inline void check_books() {
     const xlm_memory now = memory();
     CHECK_EQ(now.used_bytes, Sim::get().counters().used_bytes);

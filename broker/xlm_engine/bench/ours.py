@@ -20,7 +20,7 @@ from xlm_native import Device, DeviceOptions
 
 SETTLE_BYTES: Final = 1 << 40
 TRACE_EVENTS: Final = 1 << 16
-LENDING_STEPS: Final = 8  # of few tokens, after which all that can be lent to copies is (native backend/lending.hpp)
+LENDING_STEPS: Final = 4  # of few tokens, after which all that can be lent to copies is (native backend/lending.hpp)
 
 
 class OurSide:

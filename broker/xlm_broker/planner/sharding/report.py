@@ -168,6 +168,7 @@ def as_json(plan: Plan, more: Plan | None = None, points: Sequence[CurvePoint] =
         "gap": plan.solution.gap,
         "resident_bytes": plan.resident_bytes,
         "kv_bytes": plan.kv_bytes,
+        "lent_bytes": plan.lent.lent_bytes if plan.lent is not None else 0,
         "ring_bytes": plan.solution.ring_bytes,
         "scratch_bytes": plan.scratch_bytes,
         "minimum_bytes": minimum_bytes(plan.planning),

@@ -16,6 +16,7 @@ from xlm_broker.planner.sharding.lending import MOST_TOKENS, _small_task, lendin
 from xlm_broker.planner.sharding.plan import make_plan, with_lending
 from xlm_broker.planner.sharding.planner import held_state
 from xlm_broker.planner.sharding.problem import Task, kept_bytes
+from xlm_broker.planner.sharding.report import as_json, as_text
 from xlm_broker.planner.sharding.search import search
 from xlm_broker.planner.sharding.shrink import shrunk_schedule
 
@@ -124,4 +125,9 @@ def test_the_plan_says_what_it_lends() -> None:
     plan = with_lending(make_plan(planning, schedule.budget_bytes))
     assert plan.lent is not None
     assert plan.lent.lent_bytes >= MIB
-    assert plan.decode_tps > make_plan(planning, schedule.budget_bytes).decode_tps
+    bare = make_plan(planning, schedule.budget_bytes)
+    assert plan.decode_tps > bare.decode_tps
+    assert as_json(plan)["lent_bytes"] == plan.lent.lent_bytes
+    assert as_json(bare)["lent_bytes"] == 0
+    assert "lent: while steps of at most 16 tokens run" in as_text(plan)
+    assert "lent:" not in as_text(bare)
