@@ -172,7 +172,9 @@ CODES: Final[dict[str, Code]] = {
     "image_upload_invalid": Code(ImageError, False, "chunks follow each other without gap or overlap"),
     "image_hash_mismatch": Code(ImageError, False, "the bytes are not those the key names; upload them again"),
     "image_store_full": Code(ImageError, True, "close conversations with images, or raise --image-store"),
-    "too_many_images": Code(ImageError, False, "send fewer images, or raise --ctx"),
+    "too_many_images": Code(
+        ImageError, False, "send fewer images, or raise --ctx (context) or --images-per-say (one turn)"
+    ),
     "vision_unavailable": Code(ImageError, False, "start the broker with the model's projector: --mmproj P.gguf"),
     # model files
     "model_not_found": Code(ModelError, False, "check the path"),

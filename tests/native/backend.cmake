@@ -29,7 +29,7 @@ xlm_backend_suite(backend_experts 1200
   forms traffic prefill order all_on_cpu shared placements no_memory other_form resize window settle budgets reclaim storm pestered allocations lost abort models bad_calls)
 xlm_backend_suite(backend_kv 300 streamed rings another_ring switched restored aborted contexts reclaims pestered lost)
 xlm_backend_suite(backend_ahead 300 weights caches held lulls cpu_alone)
-xlm_backend_suite(backend_lending 300 lent in_turn caches caches_alone schedules reclaims pestered lost)
+xlm_backend_suite(backend_lending 300 lent in_turn again below caches caches_alone schedules reclaims pestered lost)
 xlm_backend_suite(backend_throws 300 throws)
 xlm_backend_suite(backend_vision 1200 budgets picture views storm pestered kept return announced planned_once in_vain cpu_alone)
 

@@ -10,7 +10,7 @@ using namespace toy;
 namespace {
 
 constexpr int kLayers = 3;
-constexpr int kLong = 12; // tokens
+constexpr int kFew = 2, kLong = 12; // tokens
 constexpr uint64_t kRing = 128 << 10;
 constexpr int kSettled = 8; // steps of one token, after which all is lent
 
@@ -38,7 +38,7 @@ void set_lending(uint64_t short_reserve, uint64_t reserve, const std::vector<uin
     std::vector<uint8_t> rest(few.size(), many);
     for (const xlm_sublayer_info & one : sublayers())
         if (one.kind == XLM_KIND_SMALL) rest[one.index] = XLM_PLACE_RESIDENT;
-    set_two_tiers(2, few, rest, kRing, reserve, short_reserve);
+    set_two_tiers(kFew, few, rest, kRing, reserve, short_reserve);
 }
 
 std::vector<uint8_t> everything() {
@@ -119,6 +119,56 @@ void test_in_turn() {
         CHECK_EQ(memory().resident_bytes, weight_bytes(true));
     }
     CHECK_EQ(stats().n_evictions, uint64_t{0});
+    CHECK(pair.same_caches());
+}
+
+// Graphs that are taken again, as llama.cpp does: by the plan of a long step a copy that came since must not be
+// streamed. Its scratch is no more than short ones may have, so nothing else makes that plan stale.
+void test_graphs_taken_again() {
+    Pair pair(17);
+    std::mt19937 random(18);
+    set_budget(kMuch);
+    set_placements(everything(), 0);
+    CHECK(pair.step_again(random, kLong));
+    set_placements(std::vector<uint8_t>(xlm_device_sublayer_count(), XLM_PLACE_CPU), 0);
+    const uint64_t short_reserve = kRing + 2 * scratch_of(pair, random, kFew),
+                   kept = weight_bytes(true) + state_bytes();
+    const uint64_t budget = weight_bytes(false) + state_bytes() + short_reserve;
+    set_placements(std::vector<uint8_t>(xlm_device_sublayer_count(), XLM_PLACE_CPU), 0);
+    set_budget(budget);
+    set_lending(short_reserve, budget - kept, everything(), XLM_PLACE_STREAM);
+    for (int round = 0; round < 4; round++) {
+        for (const int n : {kFew + 1, 1, 1, 1, 1, 1}) {
+            CHECK(pair.step_again(random, n));
+            check_books();
+        }
+        CHECK_EQ(memory().resident_bytes, weight_bytes(false));
+    }
+    CHECK(pair.same_caches());
+}
+
+// In a budget below the schedule's, as after a reclaim, copies of all tiers may lie in what a long step needs.
+void test_below_the_schedules_budget() {
+    Pair pair(19);
+    std::mt19937 random(20);
+    const Sizes sizes = sizes_for(pair, random);
+    std::vector<uint8_t> many = everything();
+    uint64_t kept = state_bytes();
+    for (const xlm_sublayer_info & one : sublayers()) {
+        if (one.kind == XLM_KIND_FFN && one.layer > 0) many[one.index] = XLM_PLACE_STREAM;
+        if (one.kind != XLM_KIND_LOOKUP && many[one.index] == XLM_PLACE_RESIDENT) kept += one.device_bytes;
+    }
+    const uint64_t reserve = sizes.reserve - 2 * kRing / 3;
+    set_two_tiers(kFew, everything(), many, kRing, reserve, sizes.short_reserve);
+    for (uint64_t less = 0; less < 200 << 10; less += 20 << 10) {
+        set_budget(kept + reserve - less);
+        for (int round = 0; round < 3; round++) {
+            pair.steps(random, kSettled, 1);
+            CHECK_EQ(xlm_device_reset_stats(), XLM_OK);
+            pair.steps(random, 1, kLong);
+            CHECK_EQ(stats().n_fallback_cpu, uint64_t{0});
+        }
+    }
     CHECK(pair.same_caches());
 }
 
@@ -225,6 +275,8 @@ void test_lost_device_costs_no_token() {
 constexpr Case kCases[] = {
     {"lent", test_lent_and_taken_back},
     {"in_turn", test_in_turn},
+    {"again", test_graphs_taken_again},
+    {"below", test_below_the_schedules_budget},
     {"caches", test_caches},
     {"caches_alone", test_caches_alone},
     {"schedules", test_schedules},

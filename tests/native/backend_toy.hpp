@@ -17,6 +17,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -296,6 +297,14 @@ public:
         return run(graph, tokens);
     }
 
+    // By the graph of the first such step of so many tokens, as llama.cpp takes its graphs again. The longest first.
+    std::vector<float> step_again(const std::vector<int32_t> & tokens) {
+        const int n = static_cast<int>(tokens.size());
+        CHECK(graphs_.empty() || n <= graphs_.rbegin()->first); // a longer one would move the memory of the others
+        if (!graphs_.count(n)) graphs_.emplace(n, build(n));
+        return run(graphs_.at(n), tokens);
+    }
+
     // The same tokens `n_times`, by one and the same graph; the logits of the last time.
     std::vector<float> steps(const std::vector<int32_t> & tokens, int n_times) {
         Graph graph = build(static_cast<int>(tokens.size()));
@@ -464,6 +473,7 @@ private:
 
     Model & model_;
     int n_past_ = 0;
+    std::map<int, Graph> graphs_; // of step_again(), by number of tokens
     Owned<ggml_context> cache_context_;
     Owned<ggml_backend_buffer> cache_;
     std::vector<ggml_tensor *> k_, v_;
@@ -492,6 +502,10 @@ struct Pair {
     bool step(std::mt19937 & random, int n) {
         const std::vector<int32_t> tokens = some_tokens(random, n);
         return same_bits(plain.step(tokens), device.step(tokens));
+    }
+    bool step_again(std::mt19937 & random, int n) {
+        const std::vector<int32_t> tokens = some_tokens(random, n);
+        return same_bits(plain.step_again(tokens), device.step_again(tokens));
     }
     bool same_caches() const { return plain.cache_bytes() == device.cache_bytes(); }
 

@@ -40,8 +40,12 @@ bool Cache::place_resident(SubLayer & sublayer, uint64_t reserve_bytes) {
     sublayer.copy = inner_.allocate(Purpose::resident, sublayer.device_bytes);
     sublayer.uploaded = false;
     sublayer.begun_bytes = 0;
-    if (!sublayer.copy) note_refusal();
-    return sublayer.copy && point_at_copy(sublayer); // operations on nothing name it without an upload
+    if (!sublayer.copy) {
+        note_refusal();
+        return false;
+    }
+    changed();                      // other plans may stream what has a copy now
+    return point_at_copy(sublayer); // operations on nothing name it without an upload
 }
 
 bool Cache::place_state(State & state, uint64_t reserve_bytes) {
@@ -52,6 +56,7 @@ bool Cache::place_state(State & state, uint64_t reserve_bytes) {
         note_refusal();
         return false;
     }
+    changed();
     state.shadow.buffer = state.copy.get();
     state.shadow.data = state.copy.base();
     state.mark_dirty({0, ggml_nbytes(state.tensor)});
@@ -226,13 +231,17 @@ void Cache::take_back(uint64_t reserve_bytes, uint32_t tier) {
     inner_.synchronize(Stream::download);
     std::vector<SubLayer *> order = registry_.sublayers();
     sort_for_eviction(order);
+    order.erase(std::remove_if(order.begin(), order.end(),
+                               [](const SubLayer * s) { return s->vision || s->kind == XLM_KIND_SMALL; }),
+                order.end());
     for (SubLayer * sublayer : order) {
-        if (sublayer->vision || sublayer->kind == XLM_KIND_SMALL || sublayer->placed_by(tier, XLM_PLACE_RESIDENT))
-            continue;
+        if (sublayer->placed_by(tier, XLM_PLACE_RESIDENT)) continue;
         if (sublayer->copy && too_much()) drop_copy(*sublayer);
         for (State * state : sublayer->states)
             if (!sublayer->placed_by(tier, XLM_PLACE_STREAM) && too_much()) drop_state(*state);
     }
+    for (SubLayer * sublayer : order) // below the schedule's budget its own copies filled what was to be lent
+        if (too_much()) drop_resident(*sublayer);
 }
 
 bool Cache::drop_least() {

@@ -44,8 +44,8 @@ public:
     void drop_slots(SubLayer & sublayer);
     void drop_state(State & state);
     void drop_scratch(); // while no graph runs
-    // Drops copies and caches that this tier does without, last ranks first, until so much is free. While no graph
-    // runs.
+    // Drops copies and caches that this tier does without, then others, last ranks first, until so much is free. While
+    // no graph runs.
     void take_back(uint64_t reserve_bytes, uint32_t tier);
     // Drops the resident copy that matters least, the small groups excepted; false: there is none.
     bool drop_least();

@@ -174,7 +174,7 @@ PlanLimits Executor::limits_for(const GraphInfo & info, uint32_t n_tokens) {
     limits.lends = core_.schedule.lends() && !info.vision;
     if (limits.lends && limits.reserve_bytes < core_.schedule.reserve_bytes)
         limits.scratch_share_bytes =
-            limits.reserve_bytes - std::min(limits.reserve_bytes, limits.ring_bytes + limits.window_bytes);
+            limits.reserve_bytes - std::min(limits.reserve_bytes, core_.schedule.streaming_bytes());
     if (info.vision) { // patches, not weights, decide how long a sub-layer takes
         limits.max_units_in_flight = kVisionSegments;
         limits.max_segment_cost = UINT64_MAX;

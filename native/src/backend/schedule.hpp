@@ -28,6 +28,11 @@ struct Schedule {
         const uint64_t own = tier < tier_reserve_bytes.size() ? tier_reserve_bytes[tier] : 0;
         return own > 0 ? std::min(own, reserve_bytes) : reserve_bytes;
     }
+    // Of the reserve, for the ring and the window of experts beside it: one that is as large is the ring's memory.
+    uint64_t streaming_bytes() const {
+        const bool beside = !experts.empty() && expert_window_bytes < ring_bytes;
+        return ring_bytes + (beside ? expert_window_bytes : 0);
+    }
     // Some tiers lend what others need for their scratch.
     bool lends() const {
         return std::any_of(tier_reserve_bytes.begin(), tier_reserve_bytes.end(),

@@ -9,7 +9,8 @@ from .vision import MIB
 
 LEGEND: Final = (
     "n, MiB, KV MiB: how many sub-layers are alike, and what all of them have. layers: blk.N of the model's file",
-    "keeps: what stays on the device between steps (all: weights and KV cache; KV: the cache alone; -: nothing)",
+    "keeps: what stays on the device between steps (all: weights and KV cache; KV: the cache alone; lent: while"
+    " only short steps run, in the scratch of long ones; -: nothing)",
     "<=N: where they run in a step of up to N tokens. resident: on the device, from copies that are there;",
     "  stream: on the device, weights copied for the step; stream with KV: the cache copied too; cpu: on the CPU",
     "further up, ms of one step: cpu, device: computing; link: copying, beside that; wait: for the link; hops: going",

@@ -18,6 +18,7 @@ import numpy as np
 from .costs import CPU, EVERYTHING, KV, RESIDENT, Costs
 from .pipeline import ModeArray
 from .problem import Solution, StateArray, Task, kept_bytes, simulate
+from .relax import relax
 from .search import search
 
 MOST_TOKENS: Final = 16  # of a step that leaves its scratch to others
@@ -67,7 +68,20 @@ def _with_small(task: Task, solution: Solution, state: StateArray, small: ModeAr
         better = np.flatnonzero(found < times[: len(small)])
         times[better], modes[better] = found[better], placed[better]
     objective = float(times @ task.weights)
-    return replace(solution, modes=modes, times=times, objective=objective, bound=min(solution.bound, objective))
+    return replace(
+        solution, modes=modes, times=times, objective=objective, bound=min(_bound(task, len(small)), objective)
+    )
+
+
+def _bound(task: Task, n_tiers: int) -> float:
+    """No plan of two sets is below it: as if the small tiers and the others each had all the memory that their own
+    scratch leaves."""
+    small = np.arange(task.costs.n_tiers) < n_tiers
+    apart = (
+        (np.where(small, task.weights, 0.0), task.room(1)),
+        (np.where(small, 0.0, task.weights), task.room(n_tiers + 1)),
+    )
+    return sum(relax(task.costs, weights, room).bound_ns for weights, room in apart)
 
 
 def _small_tiers(task: Task, solution: Solution) -> int:

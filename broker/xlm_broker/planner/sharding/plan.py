@@ -18,12 +18,13 @@ from .kernels import Kernels, Roofline
 from .lending import Lent, lending
 from .orders import TierOrders
 from .pipeline import StepTrace, trace_step
-from .problem import Solution, StateArray, Task, default_effort, search_efforts, state_bytes
+from .problem import SMALL_UNITS, Solution, StateArray, Task, default_effort, search_efforts, state_bytes
 from .search import search
 from .work import ModelWork
 from .workload import Workload, decode_weights, prefill_weights, tier_points
 
 NS_PER_MS = 1e6
+SMALLER = (0.98, 0.96, 0.94, 0.92, 0.9)  # of a budget: where a long search looks too
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,22 @@ def make_plan(
     return Plan(planning, task, search(task, keep))
 
 
+def long_plan(planning: Planning, budget_bytes: int, effort: int, enough: Callable[[], bool] = lambda: False) -> Plan:
+    """The best of a long search, and of brief ones at somewhat smaller budgets: what fits those fits this one, and a
+    search that fills its memory to the brim may pass by what leaves some of it."""
+    best = make_plan(planning, budget_bytes, effort=effort, enough=enough)
+    if planning.costs.n_units <= SMALL_UNITS:  # all changes are tried there
+        return best
+    brief, budgets = search_efforts(planning.costs.n_units)[0], [int(share * budget_bytes) for share in SMALLER]
+    found = [make_plan(planning, budget, effort=brief, enough=enough) for budget in budgets if not enough()]
+    smaller = min(found, key=lambda plan: plan.solution.objective, default=best)
+    if smaller.solution.objective >= best.solution.objective:
+        return best
+    longer = make_plan(planning, smaller.task.budget_bytes, effort=effort, enough=enough)
+    winner = min((smaller, longer), key=lambda plan: plan.solution.objective).solution
+    return replace(best, solution=replace(winner, bound=min(best.solution.bound, winner.objective)))
+
+
 def with_lending(plan: Plan, enough: Callable[[], bool] = lambda: False) -> Plan:
     """The same with what its small tiers do with the scratch of the others. Experts that have slots keep those."""
     slots = {index for index, policy in plan.experts.items() if policy.n_slots}
@@ -170,7 +187,8 @@ def with_lending(plan: Plan, enough: Callable[[], bool] = lambda: False) -> Plan
 
 def settled_plan(planning: Planning, budget_bytes: int) -> Plan:
     """What a broker comes to: the best of its searches, the one within a frame's time and the longer one."""
-    plans = [make_plan(planning, budget_bytes, effort=effort) for effort in search_efforts(planning.costs.n_units)]
+    brief, long = search_efforts(planning.costs.n_units)
+    plans = [make_plan(planning, budget_bytes, effort=brief), long_plan(planning, budget_bytes, long)]
     return with_lending(min(plans, key=lambda plan: plan.solution.objective))
 
 

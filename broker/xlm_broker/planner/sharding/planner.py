@@ -25,7 +25,7 @@ from .kernels import Kernels
 from .machine import NO_PROFILE, guessed_machine, profiled_machine
 from .modelled import CardRates, Modelled, modelled_machine
 from .pipeline import cache_places
-from .plan import Plan, Planning, make_plan, prepare, require_device, with_lending
+from .plan import Plan, Planning, long_plan, make_plan, prepare, require_device, with_lending
 from .problem import StateArray, search_efforts
 from .profile import MachineProfile
 from .shrink import shrunk_schedule
@@ -127,7 +127,11 @@ class ShardingPlanner:
         if not _usable(device):
             return make_plan(planning, 0)
         planning = planning if experts is None else experts.planning
-        plan = make_plan(planning, budget, effort=effort, enough=enough)
+        brief = search_efforts(planning.costs.n_units)[0]
+        if effort is None or effort == brief:
+            plan = make_plan(planning, budget, effort=effort, enough=enough)
+        else:
+            plan = long_plan(planning, budget, effort, enough)
         plan = plan if current is None else keep_or_change(plan, held_state(planning, current), effort)
         if experts is not None:
             plan = experts.best(plan, budget, effort, enough) if slots else experts.finished(plan)

@@ -187,11 +187,12 @@ def as_json(plan: Plan, more: Plan | None = None, points: Sequence[CurvePoint] =
 
 def sublayer_rows(plan: Plan) -> list[dict[str, Any]]:
     """One row a sub-layer: its modes by tier, and what it keeps on the device."""
-    kept = {KV: "KV", EVERYTHING: "all"}
+    kept, state = {KV: "KV", EVERYTHING: "all"}, plan.solution.state
+    lent = state if plan.lent is None else plan.lent.state
     return [
         {
             "index": unit.index, "layer": unit.layer, "kind": unit.kind, "bytes": unit.device_bytes,
-            "kv_bytes": unit.kv_bytes, "keeps": kept.get(int(plan.solution.state[i]), "-"),
+            "kv_bytes": unit.kv_bytes, "keeps": kept.get(int(state[i]), "-") if state[i] == lent[i] else "lent",
             "modes": [_MODE_NAMES[int(mode)] for mode in plan.solution.modes[:, i]],
         }
         for i, unit in enumerate(plan.planning.work.units)

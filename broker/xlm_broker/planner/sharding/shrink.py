@@ -65,11 +65,12 @@ def _rows(schedule: Schedule, count: int) -> Rows:
 
 
 def _without_lent(rows: Rows, lends: NDArray[np.bool_]) -> Rows:
-    """What only tiers that lend keep is streamed, with its cache where no other tier has that there."""
+    """What only tiers that lend keep, weights or a cache, goes where the first of the others has it."""
     if lends.any() and not lends.all():
-        kept, cached = ((rows[~lends] == place).any(axis=0) for place in (RESIDENT, STREAM))
-        lent = (rows == RESIDENT) & lends[:, None] & ~kept
-        rows[lent] = np.where(cached, STREAM, STREAM_KV)[np.nonzero(lent)[1]]
+        others = rows[~lends]
+        kept, cached = (others == RESIDENT).any(axis=0), np.isin(others, (RESIDENT, STREAM)).any(axis=0)
+        lent = ((rows == RESIDENT) & ~kept) | ((rows == STREAM) & ~cached)
+        rows = np.where(lent & lends[:, None], others[0], rows)
     return rows
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as struct_replace
 
-from xlm.protocol.link import CPU, RESIDENT, STREAM, STREAM_KV, Schedule
+from xlm.protocol.link import CPU, RESIDENT, Schedule
 from xlm_broker.planner.sharding import ShardingPlanner
 from xlm_broker.planner.sharding.costs import EVERYTHING
 from xlm_broker.planner.sharding.costs import RESIDENT as MODE_RESIDENT
@@ -117,7 +117,8 @@ def test_a_shrunk_schedule_lends_nothing_and_streams_what_was_lent(share: float)
     kept = {i for tier in core for i, place in enumerate(tier.placement) if place == RESIDENT}
     for before, after in zip(schedule.tiers, shrunk.tiers, strict=True):
         lent = [i for i, place in enumerate(before.placement) if place == RESIDENT and i not in kept]
-        assert {after.placement[i] for i in lent} <= {CPU, STREAM, STREAM_KV}
+        first = core[0].placement  # what it may stream there, through this ring and by this engine
+        assert all(after.placement[i] in (CPU, first[i]) for i in lent)
 
 
 def test_the_plan_says_what_it_lends() -> None:
