@@ -22,6 +22,10 @@ SPARSE: dict[str, Any] = {
     "n_layer": 94, "n_embd": 4096, "n_head": 64, "n_head_kv": 4, "head_dim": 128, "n_expert": 128, "n_expert_used": 8,
     "n_ff_expert": 1536, "n_vocab": 151936, "weights": "Q2_K mix", "file_gib": 77.0,
 }  # fmt: skip
+TINY: dict[str, Any] = {  # its output matrix and caches weigh as much as its layers
+    "n_layer": 30, "n_embd": 576, "n_head": 9, "n_head_kv": 3, "head_dim": 64, "n_ff": 1536, "n_vocab": 49152,
+    "weights": "Q4_1",
+}  # fmt: skip
 DESKTOP = {
     "machine": "desktop", "gpu": "RTX 4070", "gpu_vram_gib": 12, "cpu_threads_used": 8, "ram_gib": 256,
     "ram_bandwidth_gb_s": 80, "pcie_h2d_gb_s": 24,

@@ -12,7 +12,7 @@ from xlm.protocol.link import CPU, RESIDENT, Schedule
 from xlm_broker.planner.sharding import ShardingPlanner
 from xlm_broker.planner.sharding.costs import EVERYTHING
 from xlm_broker.planner.sharding.costs import RESIDENT as MODE_RESIDENT
-from xlm_broker.planner.sharding.lending import MOST_TOKENS, _small_task, lending
+from xlm_broker.planner.sharding.lending import MOST_TOKENS, _bound, _small_task, lending
 from xlm_broker.planner.sharding.plan import make_plan, with_lending
 from xlm_broker.planner.sharding.planner import held_state
 from xlm_broker.planner.sharding.problem import Task, kept_bytes
@@ -55,6 +55,8 @@ def test_only_small_tiers_change_and_no_byte_is_too_much() -> None:
         faster, lent = found
         n_lent += 1
         assert faster.objective < solution.objective
+        assert _bound(task, lent.n_tiers) <= faster.objective * (1 + 1e-9)
+        assert faster.bound <= solution.bound * (1 + 1e-9)  # of more freedom than one set has
         assert (faster.modes[lent.n_tiers :] == solution.modes[lent.n_tiers :]).all()
         assert (faster.state == solution.state).all()
         assert faster.ring_bytes == solution.ring_bytes

@@ -12,9 +12,18 @@ from hypothesis import strategies as st
 
 from xlm_broker.planner.sharding.costs import EVERYTHING, RESIDENT, Capabilities
 from xlm_broker.planner.sharding.counts import counted_states
-from xlm_broker.planner.sharding.plan import make_plan
+from xlm_broker.planner.sharding.plan import SMALLER, long_plan, make_plan
 from xlm_broker.planner.sharding.planner import engine_capabilities
-from xlm_broker.planner.sharding.problem import Solution, Task, on_cpu, ring_for, state_bytes, stream_mode
+from xlm_broker.planner.sharding.problem import (
+    EFFORT,
+    LONG_EFFORT,
+    Solution,
+    Task,
+    on_cpu,
+    ring_for,
+    state_bytes,
+    stream_mode,
+)
 from xlm_broker.planner.sharding.report import tier_reports
 from xlm_broker.planner.sharding.search import _Order, _Proposal, _starts, search
 
@@ -181,13 +190,19 @@ def test_streaming_a_cache_is_only_another_option() -> None:
 
 def test_a_larger_budget_is_never_worth_less() -> None:
     """A small model whose output matrix and caches weigh as much as its layers: no cache kept is best there."""
-    small = {
-        "n_layer": 30, "n_embd": 576, "n_head": 9, "n_head_kv": 3, "head_dim": 64, "n_ff": 1536, "n_vocab": 49152,
-        "weights": "Q4_1",
-    }  # fmt: skip
-    planning = examples.planning(small, examples.DESKTOP, n_ctx=2048, capabilities=engine_capabilities())
+    planning = examples.planning(examples.TINY, examples.DESKTOP, n_ctx=2048, capabilities=engine_capabilities())
     found = [make_plan(planning, budget * examples.MIB).solution.objective for budget in range(16, 160, 8)]
     assert all(after <= before * (1 + GOAL) for before, after in pairwise(found))
+
+
+def test_a_long_search_is_never_worse_than_brief_ones_at_smaller_budgets() -> None:
+    planning = examples.planning(examples.TINY, examples.DESKTOP, n_ctx=2048, capabilities=engine_capabilities())
+    for budget in (90 * examples.MIB, 96 * examples.MIB, 104 * examples.MIB):
+        plan = long_plan(planning, budget, LONG_EFFORT)
+        assert plan.resident_bytes + plan.reserve_bytes <= budget == plan.task.budget_bytes
+        smaller = [make_plan(planning, int(share * budget), effort=EFFORT).solution for share in (1.0, *SMALLER)]
+        assert plan.solution.objective <= min(solution.objective for solution in smaller)
+        assert plan.solution.bound <= min(solution.bound for solution in smaller)
 
 
 def test_sets_are_counted_of_what_there_is_several_times_with_its_caches() -> None:
